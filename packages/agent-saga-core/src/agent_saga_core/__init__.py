@@ -1,0 +1,1 @@
+"""Transactions for AI agents' tool calls."""

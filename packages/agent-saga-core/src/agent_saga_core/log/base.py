@@ -1,0 +1,158 @@
+"""The `Log` protocol, and group commit: all the concurrency of a log, once for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from agent_saga_core.clock import Clock
+from agent_saga_core.records import Record
+
+__all__ = ["Damage", "Log", "Unfinished", "Verification"]
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """One damaged place of a log."""
+
+    where: str
+    """File and line, or the store's own address of the place."""
+    reason: str
+    saga_ids: tuple[str, ...] | None
+    """The sagas that it may concern; None if that cannot be told, and then every unfinished saga is suspect."""
+
+
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recoverer has to look at."""
+
+    saga_ids: tuple[str, ...]
+    """Sagas without a final record, oldest first, whoever owns them; damaged ones included."""
+    damage: tuple[Damage, ...] = ()
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What a walk over a whole log found."""
+
+    intact: bool
+    records: int
+    first_broken: str | None
+    """The first damaged place and why, in the order of the walk."""
+    damage: tuple[Damage, ...] = ()
+
+
+@runtime_checkable
+class Log(Protocol):
+    """A write-ahead log of sagas.
+
+    Every method may be called from any thread. A log belongs to the process that opened it.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address that `open_log` takes to open the same log; without credentials."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that everything on this log waits and stamps with."""
+        ...
+
+    @property
+    def max_result_bytes(self) -> int:
+        """Results whose encoding is longer are stored as digest and length."""
+        ...
+
+    def append(self, record: Record) -> int:
+        """Put `record` behind everything appended before it; return a ticket for `flush`.
+
+        Only the owner of `record.saga` may append to it. Buffered: when this returns, nothing is durable yet.
+        Appending a record of the same saga and number again, with equal content, stores nothing and succeeds (so
+        that an interrupted caller can simply repeat). When it raises, nothing was put anywhere.
+
+        Raises:
+            ValueError: The record cannot be encoded, or its number does not follow the saga's last.
+            LogUnavailable: The log is poisoned or closed.
+        """
+        ...
+
+    def flush(self, ticket: int) -> None:
+        """Return once every record up to `ticket` is durable.
+
+        When this returns, losing power cannot lose those records. When it raises, they may or may not be stored:
+        read the log before acting again. Concurrent callers share one sync.
+
+        Raises:
+            LogUnavailable: A write or sync failed. The log takes no more records; open it again.
+        """
+        ...
+
+    async def aflush(self, ticket: int) -> None:
+        """Like `flush`, without blocking the running loop.
+
+        Cancelling the waiter does not cancel the flush.
+        """
+        ...
+
+    def write(self, ticket: int) -> None:
+        """Return once every record up to `ticket` would survive the death of this process (not of the machine).
+
+        They become durable with the next flush, or within 50 ms. This is `durability="relaxed"`.
+
+        Raises:
+            LogUnavailable: A write failed.
+        """
+        ...
+
+    def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
+        """Own the saga in this process until `release`; return all its records, in order, every one durable.
+
+        If the saga exists and has no final record, a CLAIM record has been appended (number = new epoch) and is the
+        last one returned. If it is absent, nothing is appended and the result is empty. `fresh=True` says that the
+        id was just drawn at random, so that looking for earlier records can be left out.
+
+        Raises:
+            SagaBusy: Another process, or another scope of this one, owns it (or an id that shares its lock).
+            LogCorrupted: Damage may concern this saga. It is not owned.
+            LogUnavailable: The log cannot be read or written.
+        """
+        ...
+
+    def release(self, saga_id: str) -> None:
+        """Flush, then give up ownership. Harmless for a saga that is not owned.
+
+        A poisoned log gives up the ownership all the same: what was not durable is then for recovery to read.
+        """
+        ...
+
+    def owned(self, saga_id: str) -> bool:
+        """Whether this process owns the saga now."""
+        ...
+
+    def read(self, saga_id: str) -> tuple[Record, ...]:
+        """All records of the saga in order, without owning it; empty if there is none. It may grow meanwhile.
+
+        Raises:
+            LogCorrupted: Damage may concern this saga.
+        """
+        ...
+
+    def is_live(self, saga_id: str) -> bool:
+        """Whether some process owns the saga at this moment. A hint: it may change at once."""
+        ...
+
+    def saga_ids(self) -> tuple[str, ...]:
+        """Every saga in the log, oldest first."""
+        ...
+
+    def unfinished(self) -> Unfinished:
+        """The sagas without a final record, and the damage met while looking."""
+        ...
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Verification:
+        """Walk the whole log, streaming; call `progress` with the number of records so far now and then."""
+        ...
+
+    def close(self) -> None:
+        """Flush and close. Owned sagas are released; in a forked child, close without touching the parent's."""
+        ...
