@@ -1,0 +1,45 @@
+# The daily commands. `just` alone lists them.
+
+lint_env := "uv run --all-packages --group lint"
+
+_default:
+    @just --list
+
+# install everything that developing needs
+setup:
+    uv sync --all-packages --group lint
+
+# run the tests; arguments go to pytest
+test *args:
+    uv run --all-packages pytest {{ args }}
+
+# ruff, and whether the formatting is ruff's
+lint:
+    {{ lint_env }} ruff check
+    {{ lint_env }} ruff format --check
+
+# pyright, strict, over src
+types:
+    {{ lint_env }} pyright
+
+# write ruff's fixes and formatting
+fmt:
+    {{ lint_env }} ruff check --fix
+    {{ lint_env }} ruff format
+
+# branch coverage of the core
+coverage *args:
+    uv run --all-packages coverage run -m pytest {{ args }}
+    uv run --all-packages coverage report --skip-covered
+
+# the three acts: book and pay, fail, die and recover
+demo:
+    uv run agent-saga demo
+
+# the figures of docs/design.md, as ratios to a bare write and sync
+bench *args:
+    uv run --all-packages python benchmarks {{ args }}
+
+# what CI runs
+ci:
+    .ci/run
