@@ -1,16 +1,17 @@
-"""The `Log` protocol, and group commit: all the concurrency of a log, once for every store."""
+"""The `Log` protocol: what the engine, recovery and the views ask of a log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from agent_saga_core.clock import Clock
-from agent_saga_core.records import Record
+from agent_saga_core.errors import LogCorrupted
+from agent_saga_core.records import FINAL, Record, critical_unknown, known
 
-__all__ = ["Damage", "Log", "Unfinished", "Verification"]
+__all__ = ["Damage", "Log", "Unfinished", "Verification", "history_fault", "readable_history"]
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,8 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """File and line, or the store's own address of the place."""
     reason: str
     saga_ids: tuple[str, ...] | None
-    """The sagas that it may concern; None if that cannot be told, and then every unfinished saga is suspect."""
+    """The sagas that it may concern; None if that cannot be told, and then every unfinished saga is
+    suspect."""
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +69,8 @@ class Log(Protocol):
         """Put `record` behind everything appended before it; return a ticket for `flush`.
 
         Only the owner of `record.saga` may append to it. Buffered: when this returns, nothing is durable yet.
-        Appending a record of the same saga and number again, with equal content, stores nothing and succeeds (so
-        that an interrupted caller can simply repeat). When it raises, nothing was put anywhere.
+        Appending a record of the same saga and number again, with equal content, stores nothing and succeeds
+        (so that an interrupted caller can simply repeat). When it raises, nothing was put anywhere.
 
         Raises:
             ValueError: The record cannot be encoded, or its number does not follow the saga's last.
@@ -79,8 +81,8 @@ class Log(Protocol):
     def flush(self, ticket: int) -> None:
         """Return once every record up to `ticket` is durable.
 
-        When this returns, losing power cannot lose those records. When it raises, they may or may not be stored:
-        read the log before acting again. Concurrent callers share one sync.
+        When this returns, losing power cannot lose those records. When it raises, they may or may not be
+        stored: read the log before acting again. Concurrent callers share one sync.
 
         Raises:
             LogUnavailable: A write or sync failed. The log takes no more records; open it again.
@@ -95,7 +97,7 @@ class Log(Protocol):
         ...
 
     def write(self, ticket: int) -> None:
-        """Return once every record up to `ticket` would survive the death of this process (not of the machine).
+        """Return once every record up to `ticket` would survive the death of this process, not of the machine.
 
         They become durable with the next flush, or within 50 ms. This is `durability="relaxed"`.
 
@@ -107,9 +109,9 @@ class Log(Protocol):
     def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
         """Own the saga in this process until `release`; return all its records, in order, every one durable.
 
-        If the saga exists and has no final record, a CLAIM record has been appended (number = new epoch) and is the
-        last one returned. If it is absent, nothing is appended and the result is empty. `fresh=True` says that the
-        id was just drawn at random, so that looking for earlier records can be left out.
+        If the saga exists and has no final record, a CLAIM record has been appended (number = new epoch) and
+        is the last one returned. If it is absent, nothing is appended and the result is empty. `fresh=True`
+        says that the id was just drawn at random, so that looking for earlier records can be left out.
 
         Raises:
             SagaBusy: Another process, or another scope of this one, owns it (or an id that shares its lock).
@@ -154,5 +156,43 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and close. Owned sagas are released; in a forked child, close without touching the parent's."""
+        """Flush, release what is owned, and close. A forked child closes without touching its parent's."""
         ...
+
+
+def history_fault(numbers: Iterable[int]) -> str | None:
+    """Say what is wrong with the sorted record numbers of one saga; None if they are 1, 2, 3 and so on."""
+    expected = 1
+    for n in numbers:
+        if n < expected:
+            return f"record {n} is there twice: two processes owned the saga at once, or lines were copied"
+        if n > expected:
+            return f"record {expected} is missing"
+        expected += 1
+    return None
+
+
+def readable_history(saga_id: str, records: Iterable[Record]) -> tuple[Record, ...]:
+    """Order the records of one saga, leave out unknown ones where that is allowed, and refuse damaged ones.
+
+    Raises:
+        LogCorrupted: A record is missing, there twice, behind a final one, or of a newer version and
+        critical.
+    """
+    ordered = sorted(records, key=lambda record: record.n)
+    fault = history_fault(record.n for record in ordered)
+    for record in ordered:
+        if record.type in FINAL and record is not ordered[-1]:
+            fault = fault or f"records follow its {record.type}, which is record {record.n}"
+        if critical_unknown(record.type, not record.critical):
+            raise LogCorrupted(
+                f"saga {saga_id!r} was written by a newer version: record {record.n} is of the unknown critical "
+                f"type {record.type!r}; use that version to finish it",
+                saga_id=saga_id,
+            )
+    if fault is not None:
+        raise LogCorrupted(
+            f"saga {saga_id!r} is damaged: {fault}; restore the log from a copy or settle the saga by hand",
+            saga_id=saga_id,
+        )
+    return tuple(record for record in ordered if known(record.type))

@@ -1,0 +1,184 @@
+"""A log in memory, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent_saga_core.clock import SYSTEM_CLOCK, Clock
+from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
+from agent_saga_core.log.base import Damage, Unfinished, Verification, readable_history
+from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog
+from agent_saga_core.records import FINAL, RECORD_LINE, Record, finish_line, record_of
+
+__all__ = ["MemoryLog", "MemoryStore"]
+
+
+class MemoryStore:
+    """What several `MemoryLog` share: the storage of what would be one log directory.
+
+    Attributes:
+        records: Per saga, oldest first, what has been written, by number.
+        volatile: Which of these are not synced yet, and by which log they were written.
+        owners: Who owns which saga.
+        syncs: How often a log has synced.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[int, Record]] = {}
+        self.volatile: dict[tuple[str, int], MemoryLog] = {}
+        self.owners: dict[str, list[MemoryLog]] = {}
+        self.syncs = 0
+
+
+class MemoryLog(GroupCommitLog[Batch]):
+    """A log for tests, gone with the process.
+
+    It keeps the `Log` protocol, and nothing of it survives anything.
+
+    Logs on one `MemoryStore` behave like processes on one directory: they exclude each other and read each
+    other's records as soon as these are written. `crash` is the death of one of them and of its machine's
+    memory.
+    """
+
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        store: MemoryStore | None = None,
+        max_result_bytes: int = 1_048_576,
+    ) -> None:
+        super().__init__(clock)
+        self._store = MemoryStore() if store is None else store
+        self._max_result_bytes = max_result_bytes
+
+    @property
+    def store(self) -> MemoryStore:
+        """The storage, to open again with `MemoryLog(store=...)`."""
+        return self._store
+
+    @property
+    def url(self) -> str:
+        """See `Log.url`. Opening it gives another, empty log."""
+        return "memory:"
+
+    @property
+    def max_result_bytes(self) -> int:
+        """See `Log.max_result_bytes`."""
+        return self._max_result_bytes
+
+    def crash(self) -> None:
+        """Die: lose what was not synced, and every ownership. This log takes and gives nothing any more."""
+        self._closed = "it crashed"
+        for (saga_id, n), writer in list(self._store.volatile.items()):
+            if writer is self:
+                self._store.volatile.pop((saga_id, n), None)
+                history = self._store.records[saga_id]
+                history.pop(n, None)
+                if not history:
+                    self._store.records.pop(saga_id, None)
+        self._drop_ownerships()
+        self._wake.set()
+
+    def read(self, saga_id: str) -> tuple[Record, ...]:
+        """See `Log.read`."""
+        self._check()
+        return readable_history(saga_id, list(self._store.records.get(saga_id, {}).values()))
+
+    def is_live(self, saga_id: str) -> bool:
+        """See `Log.is_live`."""
+        return saga_id in self._store.owners
+
+    def saga_ids(self) -> tuple[str, ...]:
+        """See `Log.saga_ids`."""
+        self._check()
+        return tuple(self._store.records)
+
+    def unfinished(self) -> Unfinished:
+        """See `Log.unfinished`."""
+        self._check()
+        open_ids = [
+            saga_id
+            for saga_id, history in self._store.records.copy().items()
+            if not any(record.type in FINAL for record in list(history.values()))
+        ]
+        return Unfinished(saga_ids=tuple(open_ids), damage=self._damage())
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Verification:
+        """See `Log.verify`."""
+        self._check()
+        damage = self._damage()
+        records = sum(len(history) for history in self._store.records.copy().values())
+        if progress is not None:
+            progress(records)
+        first = f"{damage[0].where}: {damage[0].reason}" if damage else None
+        return Verification(intact=not damage, records=records, first_broken=first, damage=damage)
+
+    def _damage(self) -> tuple[Damage, ...]:
+        found: list[Damage] = []
+        for saga_id in list(self._store.records):
+            try:
+                self.read(saga_id)
+            except LogCorrupted as error:
+                found.append(
+                    Damage(where=f"memory, saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,))
+                )
+        return tuple(found)
+
+    # --- the store's part of group commit
+
+    def prepare(self, entries: Sequence[Entry]) -> Batch:
+        """See `GroupCommitLog.prepare`."""
+        return Batch(entries)
+
+    def write_batch(self, batch: Batch) -> None:
+        """See `GroupCommitLog.write_batch`."""
+        for entry in batch.entries:
+            # Through the line format, so that what a test reads is what a file would give back.
+            line = RECORD_LINE.fullmatch(finish_line(entry.encoded, b"", b"")[0])
+            record = None if line is None else record_of(line, entry.saga)
+            if record is None:
+                raise LogUnavailable(
+                    f"record {entry.n} of saga {entry.saga!r} does not survive its own encoding"
+                )
+            self._store.volatile[entry.saga, entry.n] = self
+            self._store.records.setdefault(entry.saga, {})[entry.n] = record
+
+    def accept(self, batch: Batch) -> None:
+        """See `GroupCommitLog.accept`."""
+
+    def sync(self) -> None:
+        """See `GroupCommitLog.sync`."""
+        self._store.syncs += 1
+        for key, writer in list(self._store.volatile.items()):
+            if writer is self:
+                self._store.volatile.pop(key, None)
+
+    def take(self, saga_id: str) -> None:
+        """See `GroupCommitLog.take`."""
+        token: list[MemoryLog] = [self]
+        if self._store.owners.setdefault(saga_id, token) is not token:
+            raise SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
+
+    def give_up(self, saga_id: str) -> None:
+        """See `GroupCommitLog.give_up`."""
+        if self._store.owners.get(saga_id, [None])[0] is self:
+            self._store.owners.pop(saga_id, None)
+
+    def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
+        """See `GroupCommitLog.durable_history`."""
+        history = self._store.records.get(saga_id, {})
+        for n in list(history):
+            self._store.volatile.pop((saga_id, n), None)
+        return self.read(saga_id), max(history, default=0)
+
+    def shut(self, *, clean: bool) -> None:
+        """See `GroupCommitLog.shut`."""
+
+    def abandon(self) -> None:
+        """See `GroupCommitLog.abandon`."""
+        self._drop_ownerships()
+
+    def _drop_ownerships(self) -> None:
+        for saga_id, owner in list(self._store.owners.items()):
+            if owner[0] is self:
+                self._store.owners.pop(saga_id, None)
