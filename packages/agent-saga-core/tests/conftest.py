@@ -7,8 +7,8 @@ from hypothesis import settings
 # A log named in the developer's shell is never read or written by a test.
 os.environ.pop("AGENT_SAGA_LOG", None)
 
-# No wall-time assertions: a slow machine is not a failing test. Under CI the examples are the same every time,
-# so that a red run is about the change; at the desk each run looks somewhere else.
+# No wall-time assertions: a slow machine is not a failing test. Under CI the examples are the same every
+# time, so that a red run is about the change; at the desk each run looks somewhere else.
 settings.register_profile("desk", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
