@@ -1,0 +1,181 @@
+"""The inverse of one attempt: derived from arguments or result, in the form the log holds and in this process's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_saga_core import paths, registry, values
+from agent_saga_core.declare import Compensation, StepSpec, Undo
+from agent_saga_core.engine.run import LocalUndo, Run, StepCall
+from agent_saga_core.errors import DeclarationError
+from agent_saga_core.state import Attempt, Step
+
+__all__ = ["from_arguments", "from_result", "stored_at_intent", "target"]
+
+
+def _roots(run: Run, **more: object) -> dict[str, object]:
+    return {"saga": {"id": run.saga_id, "name": run.fold.name}, **more}
+
+
+def _step_root(number: int, attempt: int, tool: str, key: str, undo_key: str) -> dict[str, object]:
+    return {"number": number, "attempt": attempt, "tool": tool, "forward_key": key, "compensation_key": undo_key}
+
+
+def _hints(handler: str | None) -> Mapping[str, Any]:
+    found = registry.compensator_named(handler) if handler is not None else None
+    return found.hints if found is not None else {}
+
+
+def from_arguments(run: Run, call: StepCall) -> None:
+    """Derive what the arguments alone give of the inverse, before anything happens.
+
+    Raises:
+        DeclarationError: An argument that the inverse needs is not there: an effect without an undo.
+    """
+    undo = call.spec.undo
+    if undo is None or not undo.from_arguments:
+        return
+    roots = _roots(run, args=call.args)
+    kwargs: dict[str, Any] = dict(undo.literals)
+    try:
+        for name, path in undo.paths.items():
+            if path.root != "step":
+                kwargs[name] = path.get(roots)
+    except paths.PathMissing as error:
+        raise DeclarationError(
+            f"{call.spec.tool!r}: its undo cannot be derived from this call ({error}). Correct the path in compensate=."
+        ) from None
+    call.undo_kwargs = kwargs
+    call.undo_stored = _stored(undo.handler, kwargs)
+
+
+def _stored(handler: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the log holds of an inverse; `local` where only this process can run it."""
+    if handler is None:
+        return {"local": True}
+    try:
+        encoded = values.encode_args(dict(kwargs), _hints(handler))
+    except values.Unstorable as error:
+        return {"handler": handler, "local": True, "why": str(error)}
+    stored: dict[str, Any] = {"handler": handler, "kwargs": encoded.data}
+    if encoded.redacted:
+        stored["local"] = True
+    return stored
+
+
+def stored_at_intent(run: Run, call: StepCall, data: Mapping[str, Any]) -> tuple[dict[str, Any] | None, LocalUndo | None]:
+    """The inverse as INTENT holds it, and as this process would run it; under the lock, plain data only."""
+    undo = call.spec.undo
+    if undo is None:
+        return None, None
+    if call.undo_kwargs is None or call.undo_stored is None:
+        return {**_declared(undo), "if_absent": undo.if_absent}, None
+    root = {"step": _step_root(data["step"], data["attempt"], data["tool"], data["key"], data["undo_key"])}
+    keys = {name: path.get(root) for name, path in undo.paths.items() if path.root == "step"}
+    stored = {**call.undo_stored, "if_absent": undo.if_absent}
+    if keys and "kwargs" in stored:
+        stored["kwargs"] = {**stored["kwargs"], **keys}
+    return stored, LocalUndo(undo.handler, undo.fn, {**call.undo_kwargs, **keys})
+
+
+def _declared(undo: Undo) -> dict[str, Any]:
+    """An inverse that needs the result, as a declaration that another process can derive from."""
+    stored = _stored(undo.handler, undo.literals)
+    stored["paths"] = {name: str(path) for name, path in undo.paths.items()}
+    return stored
+
+
+def from_result(
+    run: Run, spec: StepSpec | None, step: Step, attempt: Attempt, args: Mapping[str, Any], result: object
+) -> tuple[dict[str, Any] | None, LocalUndo | None, str | None]:
+    """Derive the inverse from a result: as DONE holds it, as this process would run it, or why it cannot be derived.
+
+    Without a declaration in this process (`spec` is None) the one in INTENT is used.
+    """
+    try:
+        compensation = _derive(run, spec, step, attempt, args, result)
+    except paths.PathMissing as error:
+        return None, None, str(error)
+    except Exception as error:  # a user's factory or property may raise anything; the step is reported, never skipped
+        return None, None, f"deriving the undo raised {type(error).__name__}"
+    if compensation is None:
+        return None, None, None
+    local = LocalUndo(compensation.handler, compensation.fn, dict(compensation.kwargs))
+    return _stored(compensation.handler, local.kwargs), local, None
+
+
+def _derive(
+    run: Run, spec: StepSpec | None, step: Step, attempt: Attempt, args: Mapping[str, Any], result: object
+) -> Compensation | None:
+    root = _step_root(step.number, attempt.number, step.tool, attempt.forward_key, attempt.compensation_key)
+    roots = _roots(run, args=args, result=result, step=root)
+    if spec is not None and spec.factory is not None:
+        made: object = spec.factory(result, dict(args)) if spec.factory_takes_args else spec.factory(result)
+        if not isinstance(made, Compensation):
+            raise TypeError(type(made).__name__)
+        return made
+    if spec is not None and spec.undo is not None:
+        if spec.undo.from_arguments:
+            return None  # INTENT has it
+        return Compensation(handler=spec.undo.handler, fn=spec.undo.fn, kwargs=spec.undo.kwargs(roots))
+    declared = attempt.undo
+    if declared is None or "paths" not in declared or "handler" not in declared:
+        return None
+    kwargs: dict[str, Any] = values.decode(declared.get("kwargs", {}))
+    for name, text in declared["paths"].items():
+        kwargs[name] = paths.parse(text).get(roots)
+    return Compensation(handler=declared["handler"], kwargs=kwargs)
+
+
+class Target:
+    """What a compensation will call."""
+
+    __slots__ = ("fn", "handler", "key_ttl", "kwargs", "probe", "takes_key")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        kwargs: dict[str, Any],
+        *,
+        handler: str | None = None,
+        takes_key: bool = False,
+        probe: Callable[[dict[str, Any], str], Any] | None = None,
+        key_ttl: float | None = None,
+    ) -> None:
+        self.fn = fn
+        self.kwargs = kwargs
+        self.handler = handler
+        self.takes_key = takes_key
+        self.probe = probe
+        self.key_ttl = key_ttl
+
+
+def target(run: Run, step: Step, attempt: Attempt) -> Target | str:
+    """What undoes an attempt here and now, or why nothing in this process can."""
+    local = run.local.get((step.number, attempt.number))
+    if local is not None and local.fn is not None:
+        return Target(local.fn, dict(local.kwargs), takes_key=registry.accepts_key(local.fn))
+    undo = attempt.undo
+    handler = local.handler if local is not None else None
+    if handler is None:
+        if undo is None or "paths" in undo:
+            return attempt.undo_error or "it has no undo"
+        if undo.get("local") or "handler" not in undo:
+            return "its undo lived in the process that made the call"
+        handler = str(undo["handler"])
+    entry = registry.compensator_named(handler)
+    if entry is None:
+        return f"no compensator {handler!r} is registered here"
+    try:
+        if local is not None:
+            kwargs = dict(local.kwargs)
+        else:
+            assert undo is not None
+            kwargs = values.decode_args(undo["kwargs"], entry.hints)
+        entry.check(kwargs)
+    except (values.Undecodable, TypeError, KeyError, ValueError) as error:
+        return f"the stored arguments do not fit compensator {handler!r} ({type(error).__name__})"
+    return Target(
+        entry.fn, kwargs, handler=handler, takes_key=entry.takes_key, probe=entry.probe, key_ttl=entry.key_ttl
+    )

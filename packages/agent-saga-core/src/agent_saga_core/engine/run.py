@@ -1,0 +1,234 @@
+"""What one process knows of one saga: the fold of its records, and what no record holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from agent_saga_core.clock import Clock
+from agent_saga_core.declare import StepSpec
+from agent_saga_core.log.base import Log
+from agent_saga_core.records import Record
+from agent_saga_core.state import Attempt, SagaFold, Step
+from agent_saga_core.values import Encoded
+
+__all__ = ["Attempted", "LocalUndo", "Options", "Run", "Running", "StepCall"]
+
+Attempted = tuple[int, int]
+"""Step number and attempt number."""
+
+Transition = tuple[list[tuple[str, dict[str, Any]]], Any]
+
+
+class Options:
+    """How a scope was opened."""
+
+    __slots__ = ("approve", "drain_timeout", "durability", "on_failure", "resume")
+
+    def __init__(
+        self,
+        *,
+        on_failure: Literal["settle", "abort"] = "settle",
+        approve: Callable[..., Any] | None = None,
+        drain_timeout: float = 30.0,
+        durability: Literal["strict", "relaxed"] = "strict",
+        resume: Literal["replay", "continue"] = "replay",
+    ) -> None:
+        self.on_failure = on_failure
+        self.approve = approve
+        self.drain_timeout = drain_timeout
+        self.durability = durability
+        self.resume = resume
+
+
+class StepCall:
+    """One call of a tool in a scope, from its lookup to its outcome."""
+
+    __slots__ = (
+        "args",
+        "base",
+        "declared_key",
+        "encoded",
+        "enclosing",
+        "explicit",
+        "fingerprint",
+        "identity",
+        "invoke",
+        "occurrence",
+        "parent",
+        "refused",
+        "scope",
+        "settle_later",
+        "spec",
+        "undo_kwargs",
+        "undo_stored",
+    )
+
+    def __init__(
+        self,
+        *,
+        spec: StepSpec,
+        args: dict[str, Any],
+        encoded: Encoded,
+        fingerprint: str,
+        invoke: Callable[[str], Any],
+        scope: str,
+        identity: str | None,
+        base: str,
+        parent: int | None,
+        enclosing: tuple[object, ...],
+        declared_key: str | None = None,
+        refused: BaseException | None = None,
+    ) -> None:
+        self.spec = spec
+        self.args = args
+        self.encoded = encoded
+        self.fingerprint = fingerprint
+        self.invoke = invoke
+        self.scope = scope
+        self.declared_key = declared_key
+        self.explicit = identity is not None  # a declared key or a call id, not a count
+        self.identity = identity or ""
+        self.base = base
+        self.occurrence = -1
+        self.parent = parent
+        self.enclosing = enclosing
+        self.refused = refused  # found wanting while it was prepared: recorded as NOT_APPLIED, then raised
+        self.settle_later = False  # its probe or inverse is async, and this caller blocks the loop it would run on
+        self.undo_kwargs: dict[str, Any] | None = None
+        self.undo_stored: dict[str, Any] | None = None
+
+
+class Running:
+    """A forward call that this process has started, or is about to."""
+
+    __slots__ = ("attempt", "call", "cancel", "started", "step")
+
+    def __init__(self, call: StepCall, step: int, attempt: int) -> None:
+        self.call = call
+        self.step = step
+        self.attempt = attempt
+        self.started = False
+        self.cancel: Callable[[], None] | None = None  # set while an async call can be asked to stop
+
+
+class LocalUndo:
+    """An inverse with this process's own objects."""
+
+    __slots__ = ("fn", "handler", "kwargs")
+
+    def __init__(self, handler: str | None, fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
+        self.handler = handler
+        self.fn = fn
+        self.kwargs = kwargs
+
+
+class Run:
+    """One saga in this process. Everything in it changes under `lock`, within a decision.
+
+    `pending` makes the critical section safe against an exception that a signal raises in the middle of it: a record
+    stands there from before it is appended until after it is folded, and the next decision first finishes what stands
+    there; appending a record again stores nothing twice.
+    """
+
+    def __init__(self, saga_id: str, log: Log, options: Options, *, recovering: bool = False) -> None:
+        self.saga_id = saga_id
+        self.log = log
+        self.clock: Clock = log.clock
+        self.options = options
+        self.recovering = recovering
+        self.lock = threading.RLock()
+        self.fold = SagaFold(saga_id)
+        self.pending: list[Record] = []
+        self.ticket = 0
+        self.waiters: list[Callable[[], None]] = []
+        self.running: dict[object, Running] = {}
+        self.busy: set[Attempted] = set()
+        self.born: dict[Attempted, float] = {}
+        self.local: dict[Attempted, LocalUndo] = {}
+        self.taken: dict[str, set[int]] = {}
+        self.unsettled: set[Attempted] = set()
+        self.must_undo: set[Attempted] = set()
+        self.recorded: set[int] = set()
+        self.met: set[int] = set()
+        self.types: dict[str, type] = {}
+        self.specs: dict[int, StepSpec] = {}
+        self.claimed_at = self.clock.monotonic()
+        self.refusals = 0
+        self.closing = False
+        self.over = False
+        self.suspended = False
+        self.replay_only = False
+        self.diverged: str | None = None
+        self.exit_by: BaseException | None = None
+
+    def append(self, drafts: list[tuple[str, dict[str, Any]]]) -> None:
+        """Number, append and fold records. Under the lock."""
+        fold = self.fold
+        number, epoch = fold.next_n, fold.epoch or 1
+        now = self.clock.time()
+        pending = self.pending
+        pending.extend(
+            [
+                Record(saga=self.saga_id, n=number + i, epoch=epoch, type=kind, time=now, data=data)
+                for i, (kind, data) in enumerate(drafts)
+            ]
+        )
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Append and fold what stands in `pending`. Under the lock; safe to repeat after any interruption."""
+        pending, fold = self.pending, self.fold
+        while pending:
+            record = pending[0]
+            if record.n >= fold.next_n:
+                self.ticket = self.log.append(record)
+                fold.apply(record)
+            pending.pop(0)
+
+    def load(self, records: tuple[Record, ...]) -> None:
+        """Fold what the log holds."""
+        for record in records:
+            self.fold.apply(record)
+
+    def notify(self) -> None:
+        """Wake everyone who waits for a change. Under the lock."""
+        waiters, self.waiters = self.waiters, []
+        for wake in waiters:
+            wake()
+
+    def free(self, key: Attempted) -> None:
+        """Let others settle or compensate this attempt again."""
+        with self.lock:
+            self.busy.discard(key)
+            self.notify()
+
+    def is_running(self, step: int, attempt: int) -> bool:
+        """Whether this process still runs the attempt's forward call."""
+        return any(r.step == step and r.attempt == attempt for r in self.running.values())
+
+    def running_on(self, step: int) -> tuple[object, Running] | None:
+        """The forward call that this process runs for a step."""
+        return next(((token, r) for token, r in self.running.items() if r.step == step), None)
+
+    def has_means(self, step: Step, attempt: Attempt) -> bool:
+        """Whether an UNKNOWN attempt can be settled without a person: by a probe, or by an undo safe when absent."""
+        spec = self.specs.get(step.number)
+        if step.probe is not None or (spec is not None and spec.probe is not None):
+            return True
+        undo = attempt.undo
+        return undo is not None and undo.get("if_absent") in ("noop", "forbids") and "paths" not in undo
+
+    def settle_at(self, step: Step, attempt: Attempt) -> float:
+        """When, on this process's monotonic clock, a call that was given up can no longer land.
+
+        The process that made the call counts from its INTENT, any other from its own claim. A stored moment can only
+        lengthen that, and by no more than another `in_doubt`: clocks of two processes may be hours apart.
+        """
+        born = self.born.get((step.number, attempt.number))
+        if born is not None:
+            return born + attempt.in_doubt
+        now = self.clock.monotonic()
+        stored = now + attempt.settle_not_before - self.clock.time()
+        return max(self.claimed_at + attempt.in_doubt, min(stored, self.claimed_at + 2 * attempt.in_doubt))

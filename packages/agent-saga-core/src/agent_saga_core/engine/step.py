@@ -1,0 +1,563 @@
+"""A step: from the lookup of its call identity to what the framework hears of its outcome."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+from agent_saga_core import values
+from agent_saga_core.declare import ActionSemantics
+from agent_saga_core.engine.effects import Append, Call, CurrentStep, Flow, Flush, Outcome, Wait, Write
+from agent_saga_core.engine.finish import abort
+from agent_saga_core.engine.inverse import from_result, stored_at_intent
+from agent_saga_core.engine.keys import derive_key
+from agent_saga_core.engine.run import LocalUndo, Run, Running, StepCall, Transition
+from agent_saga_core.engine.settle import Settled, done_data, in_transit, settle
+from agent_saga_core.engine.unwind import release, roll_back
+from agent_saga_core.errors import (
+    ApprovalRequired,
+    DeclarationError,
+    IdempotencyConflict,
+    ReplayDiverged,
+    SagaAborted,
+    SagaNotRunning,
+    StepUnknown,
+)
+from agent_saga_core.records import RecordType
+from agent_saga_core.state import SETTLED_ABSENT, Attempt, SagaStatus, Step, StepStatus
+
+__all__ = ["StepRequest", "abandon", "step"]
+
+Derived = tuple[dict[str, Any] | None, LocalUndo | None, str | None]
+
+
+class _Found:
+    """What the lookup of a call came to."""
+
+    __slots__ = ("error", "kind", "running", "step")
+
+    def __init__(
+        self,
+        kind: str,
+        step: Step | None = None,
+        *,
+        running: Running | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self.kind = kind
+        self.step = step
+        self.running = running
+        self.error = error
+
+
+def step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
+    """Run one call as a step; returns the `Outcome` that its caller returns or raises.
+
+    `token` is the caller's: whatever happens to the driver in between, `abandon` finds the call by it.
+    """
+    approved = call.spec.semantics is not ActionSemantics.IRREVERSIBLE or call.refused is not None
+    while True:
+        found: _Found = yield Append(partial(_begin, run, call, token, approved))
+        if found.running is not None:
+            return (yield from _run(run, call, token, found.running))
+        if found.error is not None:
+            return Outcome(error=found.error)
+        if found.kind == "approve":
+            call.refused = yield from _approve(run, call)
+            approved = True
+            continue
+        if found.kind == "settle-others":
+            yield from _settle_others(run)
+            continue
+        assert found.step is not None
+        if found.kind == "replay":
+            return (yield from _replay(run, call, found.step))
+        if found.kind == "reenter":
+            attempt = found.step.last
+            inner = partial(call.invoke, attempt.forward_key)
+            return (yield Call("forward", inner, current=_current(run, found.step, attempt)))
+        if found.kind == "wait":
+            heard = yield Wait(partial(_idle, run, found.step), None)
+            if isinstance(heard, BaseException):
+                return Outcome(error=heard)
+        else:
+            failed = yield from _settle_known(run, found.step)
+            if failed is not None:
+                return Outcome(error=failed)
+
+
+def _run(run: Run, call: StepCall, token: object, running: Running) -> Flow[Outcome]:
+    """The INTENT is appended: make it durable, look again, call."""
+    here = run.fold.step(running.step)
+    attempt = here.attempts[running.attempt - 1]
+    if call.spec.semantics.durable:
+        interrupted = yield Flush(heed=True)
+        refused: BaseException | None = yield Append(partial(_launch, run, token, running, interrupted))
+        if refused is not None:
+            return Outcome(error=refused)
+    outcome: Outcome = yield Call(
+        "forward",
+        partial(call.invoke, attempt.forward_key),
+        current=_current(run, here, attempt),
+        timeout=call.spec.timeout,
+        offload=call.spec.offload,
+        token=token,
+        late=partial(_late, run, call, token, here, attempt),
+    )
+    return (yield from _conclude(run, call, token, here, attempt, outcome))
+
+
+def _current(run: Run, step: Step, attempt: Attempt) -> CurrentStep:
+    return CurrentStep(
+        saga_id=run.saga_id,
+        number=step.number,
+        tool=step.tool,
+        attempt=attempt.number,
+        direction="forward",
+        idempotency_key=attempt.forward_key,
+    )
+
+
+def _idle(run: Run, step: Step) -> bool:
+    return run.running_on(step.number) is None and (step.number, step.last.number) not in run.busy
+
+
+# --- the lookup
+
+
+def _begin(run: Run, call: StepCall, token: object, approved: bool) -> Transition:
+    """Find the call's step, or start it. The replay lookup comes before the status check."""
+    if not call.identity:
+        _count(run, call)
+    step = run.fold.by_identity.get(call.identity)
+    if step is not None:
+        known = _known(run, call, step)
+        if known is not None:
+            return [], known
+    closed = _closed(run)
+    if closed is not None:
+        run.refusals += 1
+        return [], _Found("refused", error=closed)
+    if step is not None and step.last.status not in SETTLED_ABSENT:
+        # REVERSIBLE, done by a process that is gone, and its state with it: it runs again.
+        gone = {"step": step.number, "attempt": step.last.number, "gone": True}
+        run.append([(RecordType.COMPENSATED, gone)])
+    if call.spec.semantics.durable and _loose(run):
+        return [], _Found("settle-others")
+    if not approved:
+        return [], _Found("approve")
+    return _start(run, call, token, step)
+
+
+def _count(run: Run, call: StepCall) -> None:
+    """Give a call without a key or id the first free number among equal calls of this execution of the body.
+
+    A call that left nothing gives its number back: made again, it is a new attempt of the same step, so that a replay
+    of the body meets the attempt that succeeded.
+    """
+    taken = run.taken.setdefault(call.base, set())
+    number = len(taken)
+    if number and max(taken) >= number:
+        number = next(n for n in range(number) if n not in taken)
+    taken.add(number)
+    call.occurrence = number
+    call.identity = f"{call.base}#{number}"
+
+
+def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
+    """What a step that the saga already has means for this call; None if a new attempt may start."""
+    attempt = step.last
+    live = run.running_on(step.number)
+    if live is not None and live[0] in call.enclosing:
+        return _Found("reenter", step)
+    held = live is not None or (step.number, attempt.number) in run.busy
+    if attempt.status in SETTLED_ABSENT and not held:
+        return None
+    if call.explicit and attempt.fingerprint != call.fingerprint:
+        conflict = IdempotencyConflict(
+            f"step {step.number} {step.tool!r} was already called under this identity with other arguments. "
+            "Use another key for another effect."
+        )
+        return _Found("refused", error=conflict)
+    if held:
+        return _Found("wait", step)
+    if attempt.status is StepStatus.DONE:
+        foreign = (step.number, attempt.number) not in run.born
+        if step.semantics is ActionSemantics.REVERSIBLE and foreign and _closed(run) is None:
+            return None
+        run.met.add(step.number)
+        return _Found("replay", step)
+    closed = _closed(run)
+    return _Found("refused", error=closed) if closed is not None else _Found("settle", step)
+
+
+def _closed(run: Run) -> SagaAborted | SagaNotRunning | None:
+    """Why no new step may start; None if one may."""
+    fold = run.fold
+    runs = fold.status is SagaStatus.RUNNING or (fold.status is SagaStatus.SUSPENDED and not run.suspended)
+    if run.replay_only or run.over or run.suspended or not runs:
+        return SagaNotRunning(
+            f"saga {run.saga_id!r} is {fold.status} and takes no new step. Open a new saga.",
+            saga_id=run.saga_id,
+            status=fold.status,
+        )
+    if fold.rollback_only is not None:
+        return SagaAborted(
+            f"This run is being rolled back ({fold.rollback_only}); no further tool calls are accepted. "
+            "Stop calling tools and end the run."
+        )
+    if run.closing:
+        return SagaNotRunning(
+            f"saga {run.saga_id!r} is ending and takes no new step. Start steps before the scope's end.",
+            saga_id=run.saga_id,
+            status=fold.status,
+        )
+    return None
+
+
+def _loose(run: Run) -> list[tuple[Step, Attempt]]:
+    """Attempts left UNKNOWN by a cancellation, or landed after an error was reported, that are free to be settled."""
+    found: list[tuple[Step, Attempt]] = []
+    for number, attempt in sorted(run.unsettled | run.must_undo):
+        if not run.is_running(number, attempt) and (number, attempt) not in run.busy:
+            step = run.fold.step(number)
+            found.append((step, step.attempts[attempt - 1]))
+    return found
+
+
+def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transition:
+    """Append the INTENT of a new attempt."""
+    fold, spec = run.fold, call.spec
+    number = step.number if step is not None else len(fold.steps) + 1
+    attempt = len(step.attempts) + 1 if step is not None else 1
+    data: dict[str, Any] = {
+        "step": number,
+        "attempt": attempt,
+        "tool": spec.tool,
+        "semantics": spec.semantics.value,
+        "identity": call.identity,
+        "fingerprint": call.fingerprint,
+        "args": call.encoded.data,
+        "key": derive_key(fold.nonce, call.identity, attempt, "forward"),
+    }
+    if call.scope:
+        data["scope"] = call.scope
+    if call.parent is not None:
+        data["parent"] = call.parent
+    if call.refused is not None:
+        _give_back(run, call)
+        refusal = {"step": number, "attempt": attempt, "reason": f"refused: {type(call.refused).__name__}"}
+        return [(RecordType.INTENT, data), (RecordType.NOT_APPLIED, refusal)], _Found("refused", error=call.refused)
+    key = (number, attempt)
+    if spec.semantics is not ActionSemantics.READ_ONLY:
+        data["undo_key"] = derive_key(fold.nonce, call.identity, attempt, "compensation")
+        data["in_doubt"] = spec.in_doubt
+        stored, local = stored_at_intent(run, call, data)
+        if stored is not None:
+            data["undo"] = stored
+        if local is not None:
+            run.local[key] = local
+        if spec.probe_name is not None:
+            data["probe"] = spec.probe_name
+    run.born[key] = run.clock.monotonic()
+    run.specs[number] = spec
+    run.met.add(number)
+    running = run.running[token] = Running(call, number, attempt)
+    running.started = not spec.semantics.durable
+    return [(RecordType.INTENT, data)], _Found("started", running=running)
+
+
+def _launch(run: Run, token: object, running: Running, interrupted: BaseException | None) -> Transition:
+    """The INTENT is durable: look again before the call. Answers why it must not be made, or None."""
+    refused = interrupted or (_closed(run) if run.closing or run.over or run.fold.rollback_only is not None else None)
+    if refused is None:
+        running.started = True
+        return [], None
+    del run.running[token]
+    _give_back(run, running.call)
+    return [(RecordType.NOT_APPLIED, {"step": running.step, "attempt": running.attempt, "reason": "never started"})], refused
+
+
+def _give_back(run: Run, call: StepCall) -> None:
+    if call.occurrence >= 0:
+        run.taken[call.base].discard(call.occurrence)
+
+
+# --- approval
+
+
+class StepRequest:
+    """What a gate is asked about an IRREVERSIBLE call.
+
+    Attributes:
+        saga_id: The saga.
+        tool: The tool's name.
+        args: The arguments by name, secrets replaced; plain data for people and policies.
+        semantics: IRREVERSIBLE.
+        key: The declared key of the call, or None.
+    """
+
+    __slots__ = ("args", "key", "saga_id", "semantics", "tool")
+
+    def __init__(
+        self, *, saga_id: str, tool: str, args: dict[str, Any], semantics: ActionSemantics, key: str | None
+    ) -> None:
+        self.saga_id = saga_id
+        self.tool = tool
+        self.args = args
+        self.semantics = semantics
+        self.key = key
+
+
+def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
+    """Ask for a yes; returns why there is none."""
+    tool = call.spec.tool
+    if run.options.approve is None:
+        return ApprovalRequired(
+            f"{tool!r} is IRREVERSIBLE and nobody was asked. Open the saga with approve=callable(StepRequest) -> bool."
+        )
+    request = StepRequest(
+        saga_id=run.saga_id,
+        tool=tool,
+        args=values.display(call.encoded.data),
+        semantics=call.spec.semantics,
+        key=call.declared_key,
+    )
+    outcome: Outcome = yield Call("approve", partial(run.options.approve, request))
+    if outcome.error is not None and not isinstance(outcome.error, Exception):
+        return outcome.error
+    if outcome.error is not None:
+        refusal = ApprovalRequired(f"Asking for approval of {tool!r} failed. Nothing was done; correct approve=.")
+        refusal.__cause__ = outcome.error
+        return refusal
+    if outcome.value is not True:
+        return ApprovalRequired(f"{tool!r} was not approved. Nothing was done; try something else.")
+    return None
+
+
+# --- what a known step gives back
+
+
+def _replay(run: Run, call: StepCall, step: Step) -> Flow[Outcome]:
+    """The recorded result; or the reason why it cannot be given, and the effect is not rerun."""
+    attempt = step.last
+    hint = call.spec.result_type if call.spec.result_type is not None else run.types.get(step.tool)
+    why: str
+    if not attempt.has_result:
+        why = "its result was never known"
+    else:
+        try:
+            return Outcome(values.decode(attempt.result, hint))
+        except values.Undecodable as error:
+            why = str(error)
+    diverged = ReplayDiverged(
+        f"the recorded result of step {step.number} {step.tool!r} cannot be given back ({why}). "
+        "Declare result_type=, or return something that the log can carry."
+    )
+    if not run.replay_only:
+        yield from abort(run, f"the recorded result of step {step.number} {step.tool!r} cannot be given back")
+    return Outcome(error=diverged)
+
+
+def _settle_known(run: Run, step: Step) -> Flow[BaseException | None]:
+    """A call met again whose last attempt is unsettled: settle it first; returns why that failed."""
+    settled = yield from settle(run, step, step.last, keep=True)
+    if settled in (Settled.LANDED, Settled.ABSENT, Settled.ELSEWHERE):
+        return None
+    yield from abort(run, f"step {step.number} {step.tool!r} is not settled")
+    return StepUnknown(
+        f"step {step.number} {step.tool!r} may or may not have happened, and nothing here can tell. "
+        "Give it a probe, or run `agent-saga resolve`."
+    )
+
+
+def _settle_others(run: Run) -> Flow[None]:
+    for step, attempt in _loose(run):
+        settled = yield from settle(run, step, attempt, keep=False)
+        if settled in (Settled.OPEN, Settled.WAITING):
+            yield from abort(run, f"step {step.number} {step.tool!r} is not settled")
+            return
+
+
+# --- the outcome
+
+
+def _generator(value: object) -> bool:
+    return inspect.isgenerator(value) or inspect.isasyncgen(value)
+
+
+def _conclude(
+    run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome
+) -> Flow[Outcome]:
+    """Record how the call ended, settle what can be settled, and say what the framework hears."""
+    spec = call.spec
+    if outcome.error is None and not _generator(outcome.value):
+        derived = from_result(run, spec, step, attempt, call.args, outcome.value)
+        data = done_data(run, step.number, attempt.number, outcome.value, spec.result_type, derived)
+        yield Append(partial(_done, run, token, data, derived[1], outcome.value))
+        if spec.semantics.durable:
+            interrupted = yield (Flush(heed=True) if run.options.durability == "strict" else Write())
+            if interrupted is not None:
+                return Outcome(error=interrupted)
+    else:
+        outcome = yield from _conclude_failed(run, call, token, step, attempt, outcome)
+    if run.over and (yield from _after_scope(run)) and outcome.error is None:
+        return Outcome(error=_too_late(run, spec.tool))
+    return outcome
+
+
+def _conclude_failed(
+    run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome
+) -> Flow[Outcome]:
+    spec = call.spec
+    if outcome.error is None:
+        outcome = Outcome(error=_generator_refused(spec.tool))
+    error = outcome.error
+    assert error is not None
+    absent = outcome.never_started or (not outcome.still_running and spec.says_not_applied(error))
+    kind: str = yield Append(partial(_failed, run, token, step, attempt, outcome, absent))
+    if kind == "abort":
+        yield Flush()
+    elif kind == "settle":
+        settled = yield from settle(run, step, attempt, keep=True)
+        if settled is Settled.LANDED:
+            yield Flush()
+            return (yield from _replay(run, call, step))
+        if settled is Settled.ABSENT:
+            yield Append(partial(_settled_absent, run, call))
+        elif settled is not Settled.ELSEWHERE or attempt.unsettled:
+            yield from abort(run, f"step {step.number} {step.tool!r} failed and is not settled")
+    return outcome
+
+
+def _after_scope(run: Run) -> Flow[bool]:
+    """The scope ended while a call ran: undo what it left, and give up ownership once nothing runs."""
+    if not run.over:
+        return False
+    if not run.fold.status.final:
+        patient_until = run.clock.monotonic() + run.options.drain_timeout
+        yield from roll_back(run, patient_until=patient_until, reason="a late result")
+    yield from release(run)
+    return True
+
+
+def _too_late(run: Run, tool: str) -> SagaNotRunning:
+    return SagaNotRunning(
+        f"{tool!r} ended after saga {run.saga_id!r} had: what it did was recorded and undone. Start a new saga.",
+        saga_id=run.saga_id,
+        status=run.fold.status,
+    )
+
+
+def _generator_refused(tool: str) -> DeclarationError:
+    return DeclarationError(
+        f"{tool!r} returned a generator, whose effects would come after the step. Return a list, or wrap the calls inside."
+    )
+
+
+def _done(run: Run, token: object, data: dict[str, Any], local: LocalUndo | None, value: object) -> Transition:
+    running = run.running.pop(token, None)
+    if running is not None:
+        run.types[running.call.spec.tool] = type(value)
+    if local is not None:
+        run.local[data["step"], data["attempt"]] = local
+    if run.fold.status.final:  # a READ_ONLY call that outlived its saga
+        return [], None
+    return [(RecordType.DONE, data)], None
+
+
+def _failed(
+    run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool
+) -> Transition:
+    """Record a call that raised; answers "absent", "later", "settle" or "abort"."""
+    error = outcome.error
+    assert error is not None
+    running = run.running.get(token)
+    if not outcome.still_running:
+        run.running.pop(token, None)
+    secrets = running.call.encoded.secrets if running is not None else ()
+    data: dict[str, Any] = {"step": step.number, "attempt": attempt.number, "error": values.describe_error(error, secrets)}
+    reason = f"step {step.number} {step.tool!r} failed with {type(error).__name__}"
+    if run.fold.status.final:  # a READ_ONLY call that outlived its saga
+        return [], "absent"
+    if attempt.status is not StepStatus.INTENDED:  # it ended while it was being given up
+        return [(RecordType.ABORT, {"reason": reason})], "abort"
+    if absent or step.semantics is ActionSemantics.READ_ONLY:
+        if running is not None:
+            _give_back(run, running.call)
+        return [(RecordType.NOT_APPLIED, data)], "absent"
+    data["in_transit"] = outcome.still_running or in_transit(error)
+    if data["in_transit"]:
+        data["settle_not_before"] = run.clock.time() + max(0.0, run.settle_at(step, attempt) - run.clock.monotonic())
+    records: list[tuple[str, dict[str, Any]]] = [(RecordType.UNKNOWN, data)]
+    if not isinstance(error, Exception) or (running is not None and running.call.settle_later):
+        run.unsettled.add((step.number, attempt.number))
+        return records, "later"
+    refused = isinstance(error, DeclarationError)
+    if refused or outcome.still_running or run.options.on_failure == "abort":
+        return [*records, (RecordType.ABORT, {"reason": reason})], "abort"
+    return records, "settle"
+
+
+def _settled_absent(run: Run, call: StepCall) -> Transition:
+    _give_back(run, call)
+    return [], None
+
+
+# --- calls that end after they were given up, and callers that never came back
+
+
+def _late(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome) -> Flow[None]:
+    """A call that was given up has ended: record it; undo it here if the scope is over, else the scope will."""
+    derived: Derived = (None, None, None)
+    landed = outcome.error is None and not _generator(outcome.value)
+    data: dict[str, Any] = {}
+    if landed:
+        derived = from_result(run, call.spec, step, attempt, call.args, outcome.value)
+        data = done_data(run, step.number, attempt.number, outcome.value, call.spec.result_type, derived)
+    absent = outcome.error is not None and call.spec.says_not_applied(outcome.error)
+    yield Append(partial(_ended_late, run, token, step, attempt, data, derived[1], absent))
+    yield from _after_scope(run)
+
+
+def _ended_late(
+    run: Run, token: object, step: Step, attempt: Attempt, data: dict[str, Any], local: LocalUndo | None, absent: bool
+) -> Transition:
+    run.running.pop(token, None)
+    key = (step.number, attempt.number)
+    records: list[tuple[str, dict[str, Any]]] = []
+    open_ = attempt.status in (StepStatus.INTENDED, StepStatus.UNKNOWN) and not run.fold.status.final
+    if data and open_:
+        if local is not None:
+            run.local[key] = local
+        if attempt.status is StepStatus.UNKNOWN:
+            run.must_undo.add(key)  # an error was already reported: a landed effect may not stand
+        run.unsettled.discard(key)
+        records.append((RecordType.DONE, {**data, "late": True}))
+    elif absent and open_:
+        run.unsettled.discard(key)
+        records.append((RecordType.NOT_APPLIED, {"step": key[0], "attempt": key[1], "reason": "it said so, late"}))
+    return records, None
+
+
+def abandon(run: Run, token: object) -> Flow[None]:
+    """The driver of a call was interrupted outside of the call itself (a signal, a full log): forget nothing."""
+    yield Append(partial(_abandon, run, token))
+    yield from _after_scope(run)
+
+
+def _abandon(run: Run, token: object) -> Transition:
+    running = run.running.pop(token, None)
+    if running is None:
+        return [], None
+    attempt = run.fold.step(running.step).attempts[running.attempt - 1]
+    if attempt.status is not StepStatus.INTENDED or run.fold.status.final:
+        return [], None
+    data: dict[str, Any] = {"step": running.step, "attempt": running.attempt}
+    if not running.started:
+        return [(RecordType.NOT_APPLIED, {**data, "reason": "never started"})], None
+    if running.call.spec.semantics is ActionSemantics.READ_ONLY:
+        return [(RecordType.NOT_APPLIED, {**data, "reason": "interrupted"})], None
+    run.unsettled.add((running.step, running.attempt))
+    return [(RecordType.UNKNOWN, {**data, "error": "interrupted", "in_transit": True})], None

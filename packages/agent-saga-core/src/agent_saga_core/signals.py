@@ -1,0 +1,62 @@
+"""Holding SIGINT and SIGTERM back while a rollback or a commit runs on the main thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, ClassVar, Self
+
+__all__ = ["SignalHold"]
+
+
+class SignalHold:
+    """While at least one is open, the two signals are recorded; when the last closes, they are raised again.
+
+    Only the main thread has signal handlers: elsewhere this does nothing. Signals that Python does not handle, and
+    SIGKILL, are not held: recovery is for those.
+
+    Attributes:
+        interruptions: What its user caught while it was open, to be raised afterwards.
+    """
+
+    _open: ClassVar[int] = 0
+    _former: ClassVar[dict[int, Any]] = {}
+    _received: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.interruptions: list[BaseException] = []
+        self._counts = False
+
+    def __enter__(self) -> Self:
+        self._counts = threading.current_thread() is threading.main_thread()
+        if self._counts:
+            SignalHold._open += 1
+            if SignalHold._open == 1:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    former = signal.getsignal(number)
+                    if former is not None:  # None: installed by C code, not ours to replace
+                        SignalHold._former[number] = former
+                        signal.signal(number, _record)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._counts:
+            return
+        SignalHold._open -= 1
+        if SignalHold._open:
+            return
+        for number, former in SignalHold._former.items():
+            signal.signal(number, former)
+        SignalHold._former.clear()
+        received = list(dict.fromkeys(SignalHold._received))
+        SignalHold._received.clear()
+        for number in received:
+            try:
+                signal.raise_signal(number)
+            except BaseException as interruption:  # the former handler's own exception, due after the rollback
+                self.interruptions.append(interruption)
+
+
+def _record(number: int, frame: FrameType | None) -> None:
+    SignalHold._received.append(number)
