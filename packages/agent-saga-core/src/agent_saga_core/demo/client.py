@@ -82,10 +82,11 @@ class Client:
 
     def _send(self, call: Call) -> Answer:
         deadline = time.monotonic() + (self.timeout if call.timeout is None else call.timeout)
+        request = encode(call, self._address)
         chunks: list[bytes] = []
         try:
             with socket.create_connection(self._address, timeout=_left(deadline)) as connection:
-                connection.sendall(encode(call, self._address))
+                connection.sendall(request)
                 while True:
                     connection.settimeout(_left(deadline))
                     chunk = connection.recv(65536)
@@ -98,11 +99,12 @@ class Client:
             raise ConnectionError(str(error)) from error
 
     async def _asend(self, call: Call) -> Answer:
+        request = encode(call, self._address)
         try:
             async with asyncio.timeout(self.timeout if call.timeout is None else call.timeout):
                 reader, writer = await asyncio.open_connection(*self._address)
                 try:
-                    writer.write(encode(call, self._address))
+                    writer.write(request)
                     raw = await reader.read()
                 finally:
                     writer.transport.abort()

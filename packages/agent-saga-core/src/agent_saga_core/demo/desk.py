@@ -236,9 +236,9 @@ class Desk:
         if rule is None:
             return
         dropped = rule.rule == "land_late"
-        if dropped:
-            line.drop()
-        self.traffic.park(Held(connection=line.connection, request=request, rule=rule, dropped=dropped))
+        held = Held(connection=line.connection, request=request, rule=rule, dropped=dropped)
+        # Dropped only once it is held: a client that hears of the drop may ask for the release at once.
+        self.traffic.park(held, line.drop if dropped else None)
 
     def _look_up(self, key: str) -> Json:
         state, flying = self.ledger.key(key), key in self._in_flight

@@ -173,12 +173,14 @@ class Traffic:
             self._busy.discard(connection)
             self._changed.notify_all()
 
-    def park(self, held: Held) -> None:
-        """Stand still until released."""
+    def park(self, held: Held, standing: Callable[[], None] | None = None) -> None:
+        """Stand still until released; call `standing` when everybody can see that it does."""
         with self._changed:
             self._busy.discard(held.connection)
             self._held.append(held)
             self._changed.notify_all()
+        if standing is not None:
+            standing()
         held.go.wait()
 
     def release(self, *, rule: str | None, key: str | None, count: int | None, timeout: float) -> Json:
