@@ -58,10 +58,7 @@ class Path(msgspec.Struct, frozen=True):
 
     def _upto(self, count: int) -> str:
         return self.root + "".join(
-            [
-                f"[{segment}]" if isinstance(segment, int) else f".{segment}"
-                for segment in self.segments[:count]
-            ]
+            [f"[{segment}]" if isinstance(segment, int) else f".{segment}" for segment in self.segments[:count]]
         )
 
     def get(self, roots: Mapping[str, object]) -> object:

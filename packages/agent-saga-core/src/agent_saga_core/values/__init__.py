@@ -12,6 +12,7 @@ the caller's type annotation gives, and uses those; the name itself is never imp
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -55,12 +56,14 @@ __all__ = [
     "credential",
     "current_redaction",
     "decode",
+    "decode_args",
     "describe_error",
     "digested",
     "display",
     "encode",
     "encode_args",
     "fingerprint",
+    "is_small",
     "json_bytes",
     "resolve_credentials",
     "scrub",
@@ -69,9 +72,7 @@ __all__ = [
 ]
 
 
-def encode(
-    value: object, *, where: str = "args", redaction: Redaction | None = None, hint: Any = None
-) -> Encoded:
+def encode(value: object, *, where: str = "args", redaction: Redaction | None = None, hint: Any = None) -> Encoded:
     """Turn a value into plain JSON data.
 
     Redacted are: what stands under a name that `redaction` matches, at every depth (dict keys, fields, by
@@ -99,9 +100,7 @@ def encode(
     return writer.finish(data)
 
 
-def encode_args(
-    args: Mapping[str, object], hints: Mapping[str, Any], redaction: Redaction | None = None
-) -> Encoded:
+def encode_args(args: Mapping[str, object], hints: Mapping[str, Any], redaction: Redaction | None = None) -> Encoded:
     """Turn the arguments of a call into plain JSON data, like `encode`, with a type annotation per name.
 
     Args:
@@ -120,13 +119,13 @@ def encode_args(
     return writer.finish(data)
 
 
-def decode(data: Any, hint: Any = None, *, where: str = "value", placeholders: bool = False) -> Any:
+def decode(data: Any, hint: Any = None, *, where: str = "value", strict: bool = True) -> Any:
     """Turn plain JSON data back into the value.
 
     Nothing that the data names is imported, resolved or called. The classes of pydantic models, dataclasses,
-    msgspec Structs, named tuples, Enums, URLs and subclasses of builtins come from `hint` alone; their own
-    `__init__`, validators and `__post_init__` do not run (a Struct's `__post_init__` does, and its changes
-    are overwritten). Fields that the class has gained since take their defaults.
+    msgspec Structs, named tuples, Enums, URLs and subclasses of builtins come from `hint` alone. Their
+    `__init__` and validators do not run (a Struct's `__post_init__` does, and its changes are overwritten).
+    Fields that the class has gained since take their defaults.
 
     Values are those that were written; they are not checked against the annotations of the fields.
 
@@ -134,7 +133,8 @@ def decode(data: Any, hint: Any = None, *, where: str = "value", placeholders: b
         data: What `encode` gave, or anything: it may be hostile.
         hint: The type annotation of the value, strings resolved.
         where: The name of its place, for messages.
-        placeholders: Give `Redacted()` for a redacted value instead of raising, as a probe can do without it.
+        strict: False for readers that can do without: `Redacted()` stands for what was not stored, and a
+            value whose class `hint` does not give comes as what it holds (a dict of fields, an Enum's value).
 
     Raises:
         RedactedValue: A redacted value stands in the data.
@@ -142,9 +142,36 @@ def decode(data: Any, hint: Any = None, *, where: str = "value", placeholders: b
         Undecodable: `hint` does not give a class that is needed, or the data is not what this version writes.
     """
     try:
-        return Reader(placeholders).value(data, shape_of(hint), (None, where, None), 0)
+        return Reader(strict).value(data, shape_of(hint), (None, where, None), 0)
     except RecursionError:
         raise Undecodable(where, "no stack is left for its depth") from None
+
+
+def decode_args(data: Any, hints: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    """Turn encoded arguments back into a dict by name, like `decode`, with a type annotation per name.
+
+    Raises:
+        Undecodable: As from `decode`. With `strict=False` nothing raises: `Redacted()` stands for an argument
+            that cannot be read, and data that holds no arguments at all gives an empty dict.
+    """
+    reader = Reader(strict)
+    shape = Fields(hints) if hints else None
+    try:
+        if type(data) is dict and "$redacted" not in data:
+            return reader.mapping(data, shape, (None, "args", None), 0)
+        raise Undecodable("args", "they are no dict of arguments")
+    except (Undecodable, ValueError, RecursionError) as error:
+        if strict:
+            raise (error if isinstance(error, Undecodable) else Undecodable("args", "they are no dict")) from None
+    members: dict[str, Any] = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    return {name: _leniently(item, hints.get(name)) for name, item in members.items() if name[:1] != "$"}
+
+
+def _leniently(data: Any, hint: Any) -> Any:
+    try:
+        return decode(data, hint, strict=False)
+    except Undecodable:
+        return Redacted()
 
 
 def digested(data: bytes | None, *, length: int | None = None, reason: str) -> dict[str, Any]:
@@ -153,7 +180,7 @@ def digested(data: bytes | None, *, length: int | None = None, reason: str) -> d
     Args:
         data: The encoded value, if there is an encoding.
         length: Its length in bytes, if it is known otherwise.
-        reason: "oversize" or "unstorable".
+        reason: Why, in words without values; `decode` and `display` repeat them.
     """
     return {
         "$digest": {
@@ -162,6 +189,22 @@ def digested(data: bytes | None, *, length: int | None = None, reason: str) -> d
             "reason": reason,
         }
     }
+
+
+def is_small(data: Any, limit: int = 1024) -> bool:
+    """Whether encoded data is surely at most `limit` bytes long; False says only that it must be measured."""
+    if type(data) is not dict:
+        return _length(data) <= limit
+    members = cast("dict[str, Any]", data)
+    if len(members) > 16:
+        return False
+    return 2 + sum(6 * len(name) + 4 + _length(item) for name, item in members.items()) <= limit
+
+
+def _length(item: Any) -> int:
+    if type(item) is str:
+        return 6 * len(item) + 2  # the longest escape of a character, and the quotes
+    return 24 if item is None or isinstance(item, (bool, int, float)) else sys.maxsize
 
 
 def fingerprint(tool: str, data: Any) -> str:

@@ -48,9 +48,7 @@ def own_class(kind: type[Any]) -> _Plan | None:
         return _Plan("$namedtuple", _write_namedtuple, _read_namedtuple)
     base = _builtin_base(kind)
     if hasattr(kind, "__dataclass_fields__") and base is object:
-        return _Plan(
-            "$dataclass", _write_fields("$dataclass", _dataclass_fields(kind), kind), _read_dataclass
-        )
+        return _Plan("$dataclass", _write_fields("$dataclass", _dataclass_fields(kind), kind), _read_dataclass)
     if kind.__module__.startswith(("pydantic.networks", "pydantic_core")) and hasattr(kind, "unicode_string"):
         return _Plan("$url", _write_url, _read_url)
     if base in _BASES and not any(vars(cls).get("__slots__") for cls in kind.__mro__):
@@ -146,7 +144,10 @@ def _write_enum(w: Writer, value: Any, shape: Shape | None, at: At, depth: int) 
         return {"$enum": [class_name(kind), w.value(value.value, None, at, depth)]}
     if cast("Any", kind).__members__.get(value.name) is not value:
         w.refuse(value, at, "it is not one of the members of its Enum")
-    return {"$enum": [class_name(kind), json_text(value.name)]}
+    row = [class_name(kind), json_text(value.name)]
+    if type(value.value) in {str, int}:  # what readers without the class can make of it
+        row.append({"value": w.value(value.value, None, at, depth)})
+    return {"$enum": row}
 
 
 def _write_url(w: Writer, value: Any, shape: Shape | None, at: At, depth: int) -> Any:
@@ -205,6 +206,8 @@ def reader_of(tag: str) -> _Read:
             plan = own_class(kind)
             if plan is not None and plan.tag == tag:
                 return plan.read(r, hint, state, more[0] if more else {}, at, depth)
+        if not r.strict:
+            return _plainly(r, tag, state, more[0] if more else {}, at, depth)
         given = ", ".join(sorted({class_name(kind) for _, kind in kinds})) or "no class"
         shown = recorded if len(recorded) <= 200 and recorded.isprintable() else "unnamed"
         r.refuse(
@@ -217,6 +220,14 @@ def reader_of(tag: str) -> _Read:
 
 
 OWN_TAGS: Final = frozenset({"$enum", "$model", "$struct", "$namedtuple", "$dataclass", "$url", "$subclass"})
+
+
+def _plainly(r: Reader, tag: str, state: Any, more: Any, at: At, depth: int) -> Any:
+    """What a value of an unknown class holds: its fields, an Enum member's value, a subclass's builtin."""
+    if tag == "$enum" and "value" in more:
+        return r.value(more["value"], None, at, depth)
+    plain = r.value(state, None, at, depth)
+    return {**plain, **r.mapping(more["extra"], None, at, depth)} if "extra" in more else plain
 
 
 def _read_state(

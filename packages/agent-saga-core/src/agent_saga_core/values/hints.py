@@ -96,9 +96,7 @@ class Annotation(Shape):
 
     def position(self, index: int) -> Shape | None:
         """The shape of a tuple's element."""
-        return self._child(
-            index, lambda: [*self._items, *(row[index] for row in self._positions if index < len(row))]
-        )
+        return self._child(index, lambda: [*self._items, *(row[index] for row in self._positions if index < len(row))])
 
     def key(self) -> Shape | None:
         """The shape of a mapping's keys."""
@@ -108,11 +106,7 @@ class Annotation(Shape):
         """The shape of what a mapping holds under `name`."""
         if not self._records:
             return self._child("value", lambda: self._values)
-        named = [
-            found[name]
-            for found in map(field_hints, self._records)
-            if isinstance(name, str) and name in found
-        ]
+        named = [found[name] for found in map(field_hints, self._records) if isinstance(name, str) and name in found]
         return _joined([*self._values, *named])
 
     def _child(self, name: object, hints: typing.Callable[[], list[Any]]) -> Shape | None:
@@ -147,9 +141,7 @@ class Annotation(Shape):
                 meaning: Any = origin
                 todo.insert(
                     0,
-                    _substitute(
-                        meaning.__value__, dict(zip(meaning.__type_params__, hint.__args__, strict=False))
-                    ),
+                    _substitute(meaning.__value__, dict(zip(meaning.__type_params__, hint.__args__, strict=False))),
                 )
             else:
                 yield hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -31,7 +31,7 @@ __all__ = [
     "place",
     "str_of",
     "to_base64",
-    "zones",
+    "zone_known",
 ]
 
 
@@ -208,9 +208,25 @@ NUMPY: Final = frozenset({
 })  # fmt: skip
 
 
+_ZONE_NAME: Final = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
+
+
+@lru_cache(CACHE)
+def zone_known(key: str) -> bool:
+    """Whether this system has a time zone of that name, without looking anywhere but where zones are kept."""
+    import os
+    import zoneinfo
+
+    if not _ZONE_NAME.fullmatch(key):
+        return False
+    if any(os.path.isfile(os.path.join(folder, key)) for folder in zoneinfo.TZPATH):
+        return True
+    # The names that the tzdata distribution lists. Asking ZoneInfo for any other would import a package of that name.
+    return key in _listed_zones()
+
+
 @cache
-def zones() -> frozenset[str]:
-    """The time zones of this system."""
+def _listed_zones() -> frozenset[str]:
     import zoneinfo
 
     return frozenset(zoneinfo.available_timezones())

@@ -31,7 +31,7 @@ from agent_saga_core.values.plain import (
     list_of,
     place,
     str_of,
-    zones,
+    zone_known,
 )
 from agent_saga_core.values.redaction import Credential, Redacted
 
@@ -41,10 +41,10 @@ __all__ = ["Reader"]
 class Reader:
     """One decoding."""
 
-    __slots__ = ("placeholders",)
+    __slots__ = ("strict",)
 
-    def __init__(self, placeholders: bool) -> None:
-        self.placeholders = placeholders
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
 
     def refuse(self, at: At, reason: str) -> NoReturn:
         """Raise `Undecodable`."""
@@ -77,9 +77,7 @@ class Reader:
             if kind is str or kind is int or kind is bool or item is None:
                 found[key] = item
             else:
-                found[key] = self.value(
-                    item, None if shape is None else shape.value(key), (at, key, None), depth
-                )
+                found[key] = self.value(item, None if shape is None else shape.value(key), (at, key, None), depth)
         return found
 
     def items(self, data: Any, shape: Shape | None, at: At, depth: int) -> list[Any]:
@@ -101,20 +99,27 @@ class Reader:
 
     def pairs(self, data: Any, shape: Shape | None, at: At, depth: int) -> dict[Any, Any]:
         """Read what stands under `$map`."""
-        found: dict[Any, Any] = {}
+        rows: list[Any] = []
         keys = None if shape is None else shape.key()
         for row in list_of(data):
             key, item = list_of(row, 2)
             key = self.value(key, keys, (at, None, None), depth)
             inner = None if shape is None else shape.value(key)
-            found[key] = self.value(item, inner, (at, key, None), depth)
+            here = (at, key if isinstance(key, str) else ..., None)
+            rows.append((key, self.value(item, inner, here, depth)))
+        try:
+            found = dict(rows)
+        except TypeError:
+            if self.strict:
+                raise
+            return cast("dict[Any, Any]", rows)  # keys of a class that is not known, read as what they hold
         if len(found) != len(data):
             raise ValueError
         return found
 
     def redacted(self, at: At) -> Redacted:
         """Read a marker."""
-        if self.placeholders:
+        if not self.strict:
             return Redacted()
         raise RedactedValue(place(at), "the value is a secret and was not stored")
 
@@ -157,18 +162,26 @@ def _read_tuple(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -
     if shape is None:
         return tuple(r.items(data, None, at, depth))
     return tuple(
-        [
-            r.value(item, shape.position(index), (at, index, None), depth)
-            for index, item in enumerate(list_of(data))
-        ]
+        [r.value(item, shape.position(index), (at, index, None), depth) for index, item in enumerate(list_of(data))]
     )
 
 
 def _read_set(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -> set[Any]:
-    found = set(r.items(data, shape, at, depth))
+    items = r.items(data, shape, at, depth)
+    try:
+        found = set(items)
+    except TypeError:
+        if r.strict:
+            raise
+        return cast("set[Any]", items)  # elements of a class that is not known, read as what they hold
     if len(found) != len(data):
         raise ValueError
     return found
+
+
+def _read_frozenset(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -> Any:
+    found = _read_set(r, data, shape, at, depth)
+    return frozenset(found) if type(found) is set else found
 
 
 def _read_moment(kind: type[Any]) -> _Read:
@@ -181,7 +194,7 @@ def _read_moment(kind: type[Any]) -> _Read:
             raise ValueError
         zone = moment.tzinfo
         if key is not None:
-            if str_of(key) not in zones():  # a name of the system's own list; others are not even looked for
+            if not zone_known(str_of(key)):
                 r.refuse(at, "its time zone is not one of this system")
             from zoneinfo import ZoneInfo
 
@@ -242,10 +255,12 @@ def _read_numpy(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -
     return plain if numpy is None else getattr(numpy, name)(plain)
 
 
-def _read_digest(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -> NoReturn:
+def _read_digest(r: Reader, data: Any, shape: Shape | None, at: At, depth: int) -> Any:
+    if not r.strict:
+        return Redacted()
     reason = data.get("reason") if type(data) is dict else None
-    known = {"oversize": "it was too large", "unstorable": "it has no plain-data form"}.get(str(reason), "")
-    raise DigestedValue(place(at), "only a digest of the value was stored" + (f": {known}" if known else ""))
+    told = reason if isinstance(reason, str) and len(reason) <= 300 and reason.isprintable() else ""
+    raise DigestedValue(place(at), "only a digest of the value was stored" + (f" ({told})" if told else ""))
 
 
 _Read: TypeAlias = Callable[[Reader, Any, Shape | None, At, int], Any]
@@ -261,7 +276,7 @@ READERS: Final[dict[str, _Read]] = {
     "$bytearray": lambda r, data, shape, at, depth: bytearray(bytes_of(data)),
     "$tuple": _read_tuple,
     "$set": _read_set,
-    "$frozenset": lambda r, data, shape, at, depth: frozenset(_read_set(r, data, shape, at, depth)),
+    "$frozenset": _read_frozenset,
     "$deque": _read_deque,
     "$range": _read_range,
     "$date": lambda r, data, shape, at, depth: _iso(date, data),

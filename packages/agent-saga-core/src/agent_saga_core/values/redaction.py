@@ -131,9 +131,7 @@ class Redaction:
 
 def _names(names: Iterable[str]) -> frozenset[str]:
     checked = frozenset(cast("Iterable[Any]", () if isinstance(names, str) else names))
-    if isinstance(names, str) or not all(
-        isinstance(name, str) and _SEPARATORS.sub("", name) for name in checked
-    ):
+    if isinstance(names, str) or not all(isinstance(name, str) and _SEPARATORS.sub("", name) for name in checked):
         raise DeclarationError(
             'redaction takes names, each with a letter or digit in it. Write a collection: add={"iban"}.'
         )
@@ -179,9 +177,7 @@ def is_secret_type(kind: type) -> bool:
     """Whether values of this class are secret by themselves: pydantic's `SecretStr` and its kin."""
     if "pydantic.types" not in sys.modules:
         return False
-    return any(
-        base.__module__ == "pydantic.types" and base.__name__ == "_SecretBase" for base in kind.__mro__
-    )
+    return any(base.__module__ == "pydantic.types" and base.__name__ == "_SecretBase" for base in kind.__mro__)
 
 
 # --- credentials --------------------------------------------------------------------------------------------
@@ -257,13 +253,9 @@ def resolve_credentials(value: Any, secrets: list[str] | None = None) -> Any:
 # --- texts --------------------------------------------------------------------------------------------------
 
 _CONTAINERS: Final = 10_000  # per secret value; one that is larger is no secret but a mistake
-_PRINTABLE: Final = frozenset(
-    {"decimal", "uuid", "datetime", "pydantic.networks", "pydantic_core._pydantic_core"}
-)
+_PRINTABLE: Final = frozenset({"decimal", "uuid", "datetime", "pydantic.networks", "pydantic_core._pydantic_core"})
 _WHOLE: Final = 3  # shorter secrets: masking single places would spell them out by what is left around them
-_CUT: Final = (
-    12  # a longer secret is also found when something else cut it, at its first or last so many characters
-)
+_CUT: Final = 12  # a longer secret is also found when something else cut it, at its first or last so many characters
 
 
 def secret_forms(value: object) -> tuple[str, ...]:
@@ -317,9 +309,7 @@ def _parts(value: Any) -> Iterable[Any]:
 def _spellings(secret: str) -> set[str]:
     """A secret, its words, and how messages quote them."""
     plain = {secret, secret.strip()}
-    plain.update(
-        word for word in secret.split() if len(word) >= 6
-    )  # the key of "Bearer <key>" also comes alone
+    plain.update(word for word in secret.split() if len(word) >= 6)  # the key of "Bearer <key>" also comes alone
     forms = set(plain)
     for text in plain:
         if text.isascii() and text.isalnum():

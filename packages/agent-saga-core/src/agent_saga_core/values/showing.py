@@ -58,6 +58,8 @@ def _display_tag(tag: str, data: Any, depth: int) -> Any:
         return _display_pairs(data, depth)
     if tag in {"$deque", "$numpy"}:
         return _display(data[tag == "$numpy"], depth)
+    if tag == "$enum" and len(data) > 2:
+        return _display(data[2]["value"], depth)
     if tag in OWN_TAGS:
         fields = _display(data[1], depth)
         extra = data[2].get("extra") if len(data) > 2 else None
@@ -82,15 +84,13 @@ _DISPLAYS: Final[dict[str, Callable[[Any], Any]]] = {
     "$digest": _display_digest,
     "$credential": lambda data: f"[credential {_shown(data)}]",
     "$str": lambda data: _shown({"$str": data}),
-    "$int": lambda data: int(data, 16 if "x" in data else 10),
+    "$int": lambda data: str_of(data) if "x" in data else int(data),
     "$bytes": lambda data: f"[{len(bytes_of(data))} bytes]",
     "$bytearray": lambda data: f"[{len(bytes_of(data))} bytes]",
     "$datetime": lambda data: (
         data if isinstance(data, str) else f"{data[0]} {data[2] or _shown(data[3] or '')}".strip()
     ),
-    "$time": lambda data: (
-        data if isinstance(data, str) else f"{data[0]} {data[2] or _shown(data[3] or '')}".strip()
-    ),
+    "$time": lambda data: data if isinstance(data, str) else f"{data[0]} {data[2] or _shown(data[3] or '')}".strip(),
     "$timedelta": lambda data: str(timedelta(*data)),
     "$unset": lambda data: None,
 }

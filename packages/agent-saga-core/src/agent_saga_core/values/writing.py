@@ -34,7 +34,7 @@ from agent_saga_core.values.plain import (
     json_text,
     place,
     to_base64,
-    zones,
+    zone_known,
 )
 from agent_saga_core.values.redaction import Credential, Redacted, Redaction, is_secret_type, secret_forms
 
@@ -147,7 +147,7 @@ class Writer:
     ) -> None:
         """Write members whose keys may be anything."""
         for key, item in members:
-            here = (at, key, value)
+            here = (at, key if isinstance(key, str) else ..., value)
             written = self.value(key, None if shape is None else shape.key(), (at, None, value), depth)
             if isinstance(key, str) and self.matches(str.__str__(key)):
                 rows.append([written, self.redact(item, here)])
@@ -165,10 +165,7 @@ class Writer:
         """Write the elements of a tuple."""
         if shape is None:
             return self.items(value, None, at, depth)
-        return [
-            self.value(item, shape.position(index), (at, index, value), depth)
-            for index, item in enumerate(value)
-        ]
+        return [self.value(item, shape.position(index), (at, index, value), depth) for index, item in enumerate(value)]
 
     def members(self, value: Iterable[Any], shape: Shape | None, at: At, depth: int) -> list[Any]:
         """The elements of a set, in an order that does not depend on the process."""
@@ -204,7 +201,7 @@ def _write_moment(w: Writer, value: datetime | time, shape: Shape | None, at: At
         name = (zone.__getinitargs__()[1:] or (None,))[0]  # pyright: ignore[reportAttributeAccessIssue]
     elif zone is not None and class_name(type(zone)) == "zoneinfo.ZoneInfo":
         key, text = zone.key, value.replace(tzinfo=None).isoformat()
-        if key not in zones():
+        if key is None or not zone_known(key):
             w.refuse(value, at, "its time zone is not one of this system. Use a named zone or an offset")
     elif zone is not None and class_name(type(zone)) != "pydantic_core._pydantic_core.TzInfo":
         w.refuse(value, at, "its tzinfo is of a class that only it knows. Use zoneinfo or datetime.timezone")
@@ -236,15 +233,11 @@ _WRITERS: Final[dict[type, _Write]] = {
     deque: _write_deque,
     OrderedDict: lambda w, value, shape, at, depth: {"$ordereddict": w.mapping(value, shape, at, depth)},
     Counter: lambda w, value, shape, at, depth: {"$counter": w.mapping(value, shape, at, depth)},
-    MappingProxyType: lambda w, value, shape, at, depth: {
-        "$mappingproxy": w.mapping(value, shape, at, depth)
-    },
-    SimpleNamespace: lambda w, value, shape, at, depth: {
-        "$namespace": w.mapping(vars(value), None, at, depth)
-    },
+    MappingProxyType: lambda w, value, shape, at, depth: {"$mappingproxy": w.mapping(value, shape, at, depth)},
+    SimpleNamespace: lambda w, value, shape, at, depth: {"$namespace": w.mapping(vars(value), None, at, depth)},
     type(msgspec.UNSET): lambda w, value, shape, at, depth: {"$unset": True},
     Credential: _write_credential,
-    Redacted: lambda w, value, shape, at, depth: {"$redacted": True},
+    Redacted: lambda w, value, shape, at, depth: w.redact(value, at),
 }
 
 
@@ -295,7 +288,6 @@ def _refuse(w: Writer, value: Any, shape: Shape | None, at: At, depth: int) -> A
         reason = "an open resource is not data. Pass its name or its contents"
     else:
         reason = (
-            "its class has no plain-data form here. "
-            "Pass plain data, a dataclass, a pydantic model or a msgspec Struct"
+            "its class has no plain-data form here. Pass plain data, a dataclass, a pydantic model or a msgspec Struct"
         )
     w.refuse(value, at, reason)
