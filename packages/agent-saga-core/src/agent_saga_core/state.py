@@ -293,7 +293,7 @@ class SagaFold:
         self.rollback_only: str | None = None
         self.deadline: float | None = None
         self.waiting = False  # the last verdict only waits for time to pass
-        self.verdict: tuple[bool, tuple[int, ...]] | None = None
+        self.verdict: tuple[bool, dict[int, str]] | None = None  # clean, and why each remaining step remains
         self.steps: list[Step] = []
         self.by_identity: dict[str, Step] = {}
 
@@ -380,7 +380,10 @@ class SagaFold:
             saga_id=self.saga_id,
             status=self.status,
             clean=clean,
-            remaining=tuple(self.step(number).view() for number in remaining),
+            remaining=tuple(
+                msgspec.structs.replace(view, detail=why or view.detail)
+                for view, why in ((self.step(number).view(), why) for number, why in remaining.items())
+            ),
         )
 
     def view(self, timeline: Iterable[Record] = ()) -> SagaState:
@@ -565,17 +568,19 @@ def _committed(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
 
 def _rolled_back(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
     state.status = SagaStatus.ROLLED_BACK
-    state.verdict = (bool(data.get("clean", False)), _numbers(state, data))
+    state.verdict = (bool(data.get("clean", False)), _remaining(state, data))
 
 
 def _needs_attention(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
     state.status = SagaStatus.NEEDS_ATTENTION
     state.waiting = bool(data.get("waiting", False))
-    state.verdict = (False, _numbers(state, data))
+    state.verdict = (False, _remaining(state, data))
 
 
-def _numbers(state: SagaFold, data: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(state.step(number).number for number in data.get("remaining", ()))
+def _remaining(state: SagaFold, data: dict[str, Any]) -> dict[int, str]:
+    numbers = [state.step(number).number for number in data.get("remaining", ())]
+    reasons = [str(reason) for reason in data.get("reasons", ())]
+    return {number: reasons[i] if i < len(reasons) else "" for i, number in enumerate(numbers)}
 
 
 def _resolved(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
