@@ -124,7 +124,7 @@ def _target(fn_or_name: Callable[..., Any] | str, where: str) -> tuple[str | Non
         return fn_or_name, None
     if not callable(fn_or_name):
         raise DeclarationError(
-            f"{where} got a {type(fn_or_name).__name__}. Give it a function decorated with @compensator(\"name\"), "
+            f'{where} got a {type(fn_or_name).__name__}. Give it a function decorated with @compensator("name"), '
             "or that name."
         )
     found = registry.compensator_of(fn_or_name)
@@ -169,7 +169,11 @@ def _check_if_absent(if_absent: str, where: str) -> None:
 
 
 def _declared(
-    where: str, fn_or_name: Callable[..., Any] | str, if_absent: IfAbsent, sources: Mapping[str, object], literals: Mapping[str, Any]
+    where: str,
+    fn_or_name: Callable[..., Any] | str,
+    if_absent: IfAbsent,
+    sources: Mapping[str, object],
+    literals: Mapping[str, Any],
 ) -> Undo:
     _check_if_absent(if_absent, where)
     handler, fn = _target(fn_or_name, where)
@@ -192,8 +196,7 @@ def _refuse_secrets(where: str, parsed: Mapping[str, paths.Path], literals: Mapp
     for name, value in literals.items():
         if redaction.matches(name) and not isinstance(value, values.Credential):
             raise DeclarationError(
-                f"{where}: {name}= is named as a secret, and the log never holds one. "
-                'Write credential("...") instead.'
+                f'{where}: {name}= is named as a secret, and the log never holds one. Write credential("...") instead.'
             )
 
 
@@ -254,7 +257,11 @@ def inverse_of(
         arguments = inspect.signature(fn).parameters
         sources = dict(maps or {})
         for name, parameter in inspect.signature(inverse).parameters.items():
-            if name in sources or name == "idempotency_key" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            if (
+                name in sources
+                or name == "idempotency_key"
+                or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            ):
                 continue
             if name in arguments:
                 sources[name] = f"args.{name}"
@@ -397,7 +404,12 @@ def _semantics(tool: str, semantics: ActionSemantics | str) -> ActionSemantics:
 def _check_seconds(tool: str, name: str, seconds: float | None, *, positive: bool) -> None:
     if seconds is None:
         return
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0 or (positive and seconds == 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not seconds >= 0
+        or (positive and seconds == 0)
+    ):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"{tool!r}: {name} is a number of seconds. Write for example {name}=10.0.")
 
 
@@ -437,7 +449,8 @@ def _takes_two(factory: Factory) -> bool:
     required = [p for p in parameters if p.default is p.empty]
     if not parameters or len(required) > 2:
         raise DeclarationError(
-            "A compensate= factory takes the result, or the result and the arguments. Write lambda result: Compensation(...)."
+            "A compensate= factory takes the result, or the result and the arguments. "
+            "Write lambda result: Compensation(...)."
         )
     # A default is how Python code binds a loop variable; only a required second parameter asks for the arguments.
     return len(required) == 2

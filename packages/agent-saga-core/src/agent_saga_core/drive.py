@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -152,7 +152,7 @@ def _wait(effect: Wait, run: Run) -> bool:
 
 
 @contextmanager
-def _inside(effect: Call) -> Iterator[None]:
+def _inside(effect: Call) -> Generator[None]:
     """Give the called code its step, and take the saga from code that is no forward call."""
     step_before, saga_before, inside_before = CURRENT_STEP.get(), CURRENT_SAGA.get(), INSIDE.get()
     CURRENT_STEP.set(effect.current)

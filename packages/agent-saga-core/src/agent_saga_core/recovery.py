@@ -18,10 +18,10 @@ import msgspec
 from agent_saga_core import registry, values
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.drive import adrive, asleep, drive
-from agent_saga_core.engine.effects import Append, Blocking, Flow, Flush, Outcome
+from agent_saga_core.engine.effects import Append, Blocking, Flow, Flush, Outcome, Transition
 from agent_saga_core.engine.inverse import from_result
 from agent_saga_core.engine.reopen import claim
-from agent_saga_core.engine.run import Options, Run, Transition
+from agent_saga_core.engine.run import Options, Run
 from agent_saga_core.engine.unwind import in_doubt_until, release, roll_back, start_rollback, unwind
 from agent_saga_core.errors import (
     DeclarationError,
@@ -517,9 +517,7 @@ def _named_step(folded: SagaFold, named: int | str) -> Step:
                 f"saga {folded.saga_id!r} has several steps {named!r} ({numbers}). Name one by its number.",
                 saga_id=folded.saga_id,
             )
-    raise SagaNotFound(
-        f"saga {folded.saga_id!r} has no step {named!r}. See `agent-saga show`.", saga_id=folded.saga_id
-    )
+    raise SagaNotFound(f"saga {folded.saga_id!r} has no step {named!r}. See `agent-saga show`.", saga_id=folded.saga_id)
 
 
 def _resolved(run: Run, step: Step, attempt: Attempt, said: dict[str, Any], result: Any) -> Transition:

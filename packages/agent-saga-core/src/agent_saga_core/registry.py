@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from agent_saga_core.errors import DeclarationError
 
@@ -107,7 +107,9 @@ _names = _Names()
 _lock = threading.Lock()
 
 
-def compensator(name: str, *, probe: Callable[[dict[str, Any], str], Any] | None = None, key_ttl: float = 86400.0) -> Callable[[F], F]:
+def compensator(
+    name: str, *, probe: Callable[[dict[str, Any], str], Any] | None = None, key_ttl: float = 86400.0
+) -> Callable[[F], F]:
     """Register the decorated function as the compensator `name`; the function itself is returned unchanged.
 
     It is called with the keyword arguments that the log holds, and with `idempotency_key` if it has a parameter of
@@ -124,7 +126,7 @@ def compensator(name: str, *, probe: Callable[[dict[str, Any], str], Any] | None
         DeclarationError: The name is taken by another function.
     """
     if not name or not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DeclarationError("A compensator needs a name. Write @compensator(\"payments.refund\").")
+        raise DeclarationError('A compensator needs a name. Write @compensator("payments.refund").')
 
     def register(fn: F) -> F:
         entry = Compensator(
@@ -217,7 +219,7 @@ def paired_inverse(fn: Callable[..., Any]) -> object | None:
 
 
 @contextmanager
-def isolated_registry() -> Iterator[None]:
+def isolated_registry() -> Generator[None]:
     """Start with empty tables and put the former ones back at the end; for tests that register names.
 
     Not a boundary between threads: the tables are those of the whole process.
@@ -225,7 +227,7 @@ def isolated_registry() -> Iterator[None]:
     global _names
     former = _names
     _names = _Names()
-    _names.entry_points_loaded = cast(bool, former.entry_points_loaded)
+    _names.entry_points_loaded = former.entry_points_loaded
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, Observation, StepSpec
 from agent_saga_core.drive import CURRENT_SAGA, CURRENT_STEP, INSIDE, adrive, drive
 from agent_saga_core.engine.calls import has_async_part, prepare
-from agent_saga_core.engine.effects import Flow, Outcome
+from agent_saga_core.engine.effects import Flow
 from agent_saga_core.engine.finish import abort, finish, finish_savepoint, suspend
 from agent_saga_core.engine.reopen import opening
 from agent_saga_core.engine.run import Options, Run, StepCall
@@ -275,7 +275,9 @@ class Saga:
             IdempotencyConflict: The key or call id was used with other arguments.
             LogUnavailable: The log cannot be written; nothing was called, or the outcome is for recovery.
         """
-        spec, hinted = _spec(tool, forward, semantics, compensate, timeout, not_applied, probe, in_doubt, result_type, offload)
+        spec, hinted = _spec(
+            tool, forward, semantics, compensate, timeout, not_applied, probe, in_doubt, result_type, offload
+        )
         return self.run_step(spec, args or {}, _invoker(forward, args, hinted), key=key, call_id=call_id)
 
     async def aexecute(
@@ -300,7 +302,9 @@ class Saga:
         A cancellation that comes while `forward` runs leaves the step UNKNOWN, to be settled before the next durable
         step or at the scope's end; one that comes during a flush is heard once durability is known.
         """
-        spec, hinted = _spec(tool, forward, semantics, compensate, timeout, not_applied, probe, in_doubt, result_type, offload)
+        spec, hinted = _spec(
+            tool, forward, semantics, compensate, timeout, not_applied, probe, in_doubt, result_type, offload
+        )
         return await self.arun_step(spec, args or {}, _invoker(forward, args, hinted), key=key, call_id=call_id)
 
     def run_step(
@@ -367,7 +371,13 @@ class Saga:
         return run
 
     def _prepare(
-        self, run: Run, spec: StepSpec, args: Mapping[str, Any], invoke: Callable[[str], Any], key: str | None, call_id: str | None
+        self,
+        run: Run,
+        spec: StepSpec,
+        args: Mapping[str, Any],
+        invoke: Callable[[str], Any],
+        key: str | None,
+        call_id: str | None,
     ) -> StepCall:
         around = CURRENT_STEP.get()
         inside = around is not None and around.saga_id == run.saga_id and around.direction == "forward"
@@ -442,7 +452,7 @@ class Saga:
     # --- the scope
 
     def __enter__(self) -> Self:
-        flow = self._entering(sys._getframe(1))
+        flow = self._entering(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         if flow is not None:
             self._blocks = _running_loop()
             try:
@@ -453,7 +463,9 @@ class Saga:
         self._entered()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         run = self._leaving()
         if run is None:
             return False
@@ -470,7 +482,7 @@ class Saga:
         return self._raise_or_not(run, result, error, hold.interruptions)
 
     def __aenter__(self) -> Any:
-        return self._aenter(sys._getframe(1))
+        return self._aenter(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
 
     async def _aenter(self, frame: FrameType) -> Self:
         flow = self._entering(frame)
@@ -732,5 +744,3 @@ def _invoker(forward: Callable[..., Any], args: Mapping[str, Any] | None, takes_
         return forward(**kwargs)
 
     return invoke
-
-

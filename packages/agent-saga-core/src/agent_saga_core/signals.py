@@ -37,7 +37,7 @@ class SignalHold:
                     former = signal.getsignal(number)
                     if former is not None:  # None: installed by C code, not ours to replace
                         SignalHold._former[number] = former
-                        signal.signal(number, _record)
+                        signal.signal(number, SignalHold._record)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,6 +57,6 @@ class SignalHold:
             except BaseException as interruption:  # the former handler's own exception, due after the rollback
                 self.interruptions.append(interruption)
 
-
-def _record(number: int, frame: FrameType | None) -> None:
-    SignalHold._received.append(number)
+    @staticmethod
+    def _record(number: int, frame: FrameType | None) -> None:
+        SignalHold._received.append(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -288,7 +288,7 @@ class SagaFold:
         self.status = SagaStatus.RUNNING
         self.started = 0.0
         self.last_time = 0.0
-        self.next_n = 1
+        self.next_n: int = 1
         self.epoch = 0
         self.rollback_only: str | None = None
         self.deadline: float | None = None
@@ -397,7 +397,9 @@ class SagaFold:
             report=self.report(),
             started=moment(self.started),
             rollback_only=self.rollback_only,
-            deadline=moment(self.deadline) if self.deadline is not None and self.status is SagaStatus.SUSPENDED else None,
+            deadline=moment(self.deadline)
+            if self.deadline is not None and self.status is SagaStatus.SUSPENDED
+            else None,
             timeline=tuple(_entry(record) for record in timeline),
         )
 
@@ -422,7 +424,8 @@ def moment(seconds: float) -> datetime:
 
 
 _SHOWN: Final = (
-    "step", "attempt", "tool", "key", "undo_key", "handler", "try", "error", "reason", "outcome", "by", "note", "parent",
+    "step", "attempt", "tool", "key", "undo_key", "handler", "try", "error", "reason", "outcome", "by", "note",
+    "parent",
 )  # fmt: skip
 
 
@@ -446,7 +449,7 @@ def fold(records: Iterable[Record], saga_id: str | None = None) -> SagaFold:
 
 
 def _attempt(state: SagaFold, data: dict[str, Any]) -> Attempt:
-    number = data["attempt"]
+    number: int = data["attempt"]
     if number < 1:
         raise IndexError(number)
     return state.step(data["step"]).attempts[number - 1]
@@ -466,7 +469,7 @@ def _claim(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
 
 
 def _intent(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
-    number = data["step"]
+    number: int = data["step"]
     if number == len(state.steps) + 1:
         step = Step(data)
         state.steps.append(step)
@@ -604,7 +607,7 @@ def _resolved(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
             raise ValueError("unknown outcome")
 
 
-_FOLDS = {
+_FOLDS: Final[dict[str, Callable[[SagaFold, Record, dict[str, Any]], None]]] = {
     RecordType.START: _start,
     RecordType.CLAIM: _claim,
     RecordType.INTENT: _intent,

@@ -92,7 +92,8 @@ def saga_tool(
         )
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise DeclarationError(
-                f"{spec.tool!r} is a generator function, whose effects would come after the step. Return a list instead."
+                f"{spec.tool!r} is a generator function, whose effects would come after the step. "
+                "Return a list instead."
             )
         return cast(F, _wrapped(fn, spec))
 

@@ -89,9 +89,7 @@ def _declared_key(spec: StepSpec, args: dict[str, Any]) -> str | None:
             f"{spec.tool!r}: its key could not be taken from the arguments ({type(error).__name__}). Correct key=."
         ) from error
     if isinstance(found, bool) or not isinstance(found, str | int):
-        raise DeclarationError(
-            f"{spec.tool!r}: its key is a {type(found).__name__}. Make key= give a string."
-        )
+        raise DeclarationError(f"{spec.tool!r}: its key is a {type(found).__name__}. Make key= give a string.")
     return str(found)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any, Final
 
-import inspect
-
 from agent_saga_core import values
 from agent_saga_core.declare import Observation
-from agent_saga_core.engine.effects import Append, Call, CurrentStep, Flow, Flush, Outcome, Sleep
+from agent_saga_core.engine.effects import Append, Call, CurrentStep, Flow, Flush, Outcome, Sleep, Transition
 from agent_saga_core.engine.inverse import Target, target
 from agent_saga_core.engine.keys import derive_key
-from agent_saga_core.engine.run import Run, Transition
+from agent_saga_core.engine.run import Run
 from agent_saga_core.errors import NotApplied
 from agent_saga_core.records import RecordType
 from agent_saga_core.state import Attempt, Step, StepStatus

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 __all__ = [
     "Append",
@@ -13,11 +13,13 @@ __all__ = [
     "CallKind",
     "CancelRunning",
     "CurrentStep",
+    "Draft",
     "Effect",
     "Flow",
     "Flush",
     "Outcome",
     "Sleep",
+    "Transition",
     "Wait",
     "Write",
 ]
@@ -56,7 +58,11 @@ class Outcome:
         """The caller gave up waiting, the callable goes on in a thread; `Call.late` will hear how it ends."""
 
 
-Decision: TypeAlias = Callable[[], tuple[list[tuple[str, dict[str, Any]]], Any]]
+Draft: TypeAlias = tuple[str, dict[str, Any]]
+"""A record that has no number yet: its type and its data."""
+Transition: TypeAlias = tuple[Sequence[Draft], Any]
+"""What a decision comes to: the records to append, and the answer to the engine."""
+Decision: TypeAlias = Callable[[], Transition]
 
 
 class Append:
@@ -161,4 +167,5 @@ class Blocking:
 
 
 Effect: TypeAlias = Append | Flush | Write | Call | Sleep | Wait | CancelRunning | Blocking
-Flow: TypeAlias = Generator[Effect, Any, Any]
+T = TypeVar("T")
+Flow: TypeAlias = Generator[Effect, Any, T]

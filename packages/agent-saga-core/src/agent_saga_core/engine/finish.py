@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from agent_saga_core.declare import ActionSemantics
-from agent_saga_core.engine.effects import Append, CancelRunning, Flow, Flush, Sleep, Wait
-from agent_saga_core.engine.run import Run, Running, Transition
+from agent_saga_core.engine.effects import Append, CancelRunning, Flow, Flush, Sleep, Transition, Wait
+from agent_saga_core.engine.run import Run, Running
 from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.engine.unwind import roll_back, unwind
 from agent_saga_core.records import RecordType
@@ -36,7 +36,9 @@ def finish(run: Run, error: BaseException | None) -> Flow[Report]:
         if report is not None:
             yield Flush()
             return report
-    reason = run.fold.rollback_only or (f"the body raised {type(error).__name__}" if error is not None else "not settled")
+    reason = run.fold.rollback_only or (
+        f"the body raised {type(error).__name__}" if error is not None else "not settled"
+    )
     return (yield from roll_back(run, patient_until=patient_until, reason=reason))
 
 

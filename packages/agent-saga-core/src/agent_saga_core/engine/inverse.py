@@ -64,7 +64,9 @@ def _stored(handler: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def stored_at_intent(run: Run, call: StepCall, data: Mapping[str, Any]) -> tuple[dict[str, Any] | None, LocalUndo | None]:
+def stored_at_intent(
+    run: Run, call: StepCall, data: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, LocalUndo | None]:
     """The inverse as INTENT holds it, and as this process would run it; under the lock, plain data only."""
     undo = call.spec.undo
     if undo is None:
@@ -73,9 +75,9 @@ def stored_at_intent(run: Run, call: StepCall, data: Mapping[str, Any]) -> tuple
         return {**_declared(undo), "if_absent": undo.if_absent}, None
     root = {"step": _step_root(data["step"], data["attempt"], data["tool"], data["key"], data["undo_key"])}
     keys = {name: path.get(root) for name, path in undo.paths.items() if path.root == "step"}
-    stored = {**call.undo_stored, "if_absent": undo.if_absent}
+    stored: dict[str, Any] = {**call.undo_stored, "if_absent": undo.if_absent}
     if keys and "kwargs" in stored:
-        stored["kwargs"] = {**stored["kwargs"], **keys}
+        stored["kwargs"] = dict[str, Any](stored["kwargs"]) | keys
     return stored, LocalUndo(undo.handler, undo.fn, {**call.undo_kwargs, **keys})
 
 
@@ -111,7 +113,8 @@ def _derive(
     root = _step_root(step.number, attempt.number, step.tool, attempt.forward_key, attempt.compensation_key)
     roots = _roots(run, args=args, result=result, step=root)
     if spec is not None and spec.factory is not None:
-        made: object = spec.factory(result, dict(args)) if spec.factory_takes_args else spec.factory(result)
+        factory: Callable[..., object] = spec.factory
+        made = factory(result, dict(args)) if spec.factory_takes_args else factory(result)
         if not isinstance(made, Compensation):
             raise TypeError(type(made).__name__)
         return made

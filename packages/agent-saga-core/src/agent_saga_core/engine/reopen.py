@@ -98,7 +98,7 @@ def _open_steps(run: Run) -> list[tuple[Step, Attempt]]:
         for step in run.fold.steps
         if step.semantics is not ActionSemantics.READ_ONLY
         for attempt in step.attempts
-        if attempt.unsettled and not (step.semantics is ActionSemantics.REVERSIBLE)
+        if attempt.unsettled and step.semantics is not ActionSemantics.REVERSIBLE
     ]
 
 

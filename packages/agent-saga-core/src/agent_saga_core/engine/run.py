@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.declare import StepSpec
+from agent_saga_core.engine.effects import Draft
 from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record
 from agent_saga_core.state import Attempt, SagaFold, Step
@@ -17,8 +18,6 @@ __all__ = ["Attempted", "LocalUndo", "Options", "Run", "Running", "StepCall"]
 
 Attempted = tuple[int, int]
 """Step number and attempt number."""
-
-Transition = tuple[list[tuple[str, dict[str, Any]]], Any]
 
 
 class Options:
@@ -163,7 +162,7 @@ class Run:
         self.diverged: str | None = None
         self.exit_by: BaseException | None = None
 
-    def append(self, drafts: list[tuple[str, dict[str, Any]]]) -> None:
+    def append(self, drafts: Sequence[Draft]) -> None:
         """Number, append and fold records. Under the lock."""
         fold = self.fold
         number, epoch = fold.next_n, fold.epoch or 1

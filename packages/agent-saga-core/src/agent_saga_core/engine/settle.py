@@ -9,9 +9,9 @@ from typing import Any, Final
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Observation
 from agent_saga_core.engine.compensate import compensate
-from agent_saga_core.engine.effects import Append, Call, Flow, Outcome
+from agent_saga_core.engine.effects import Append, Call, Flow, Outcome, Transition
 from agent_saga_core.engine.inverse import from_result
-from agent_saga_core.engine.run import LocalUndo, Run, Transition
+from agent_saga_core.engine.run import LocalUndo, Run
 from agent_saga_core.records import RecordType
 from agent_saga_core.registry import probe_named
 from agent_saga_core.state import SETTLED_ABSENT, Attempt, Step, StepStatus

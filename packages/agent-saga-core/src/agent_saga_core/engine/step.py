@@ -8,11 +8,22 @@ from typing import Any
 
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics
-from agent_saga_core.engine.effects import Append, Call, CurrentStep, Flow, Flush, Outcome, Wait, Write
+from agent_saga_core.engine.effects import (
+    Append,
+    Call,
+    CurrentStep,
+    Draft,
+    Flow,
+    Flush,
+    Outcome,
+    Transition,
+    Wait,
+    Write,
+)
 from agent_saga_core.engine.finish import abort
 from agent_saga_core.engine.inverse import from_result, stored_at_intent
 from agent_saga_core.engine.keys import derive_key
-from agent_saga_core.engine.run import LocalUndo, Run, Running, StepCall, Transition
+from agent_saga_core.engine.run import LocalUndo, Run, Running, StepCall
 from agent_saga_core.engine.settle import Settled, done_data, in_transit, settle
 from agent_saga_core.engine.unwind import release, roll_back
 from agent_saga_core.errors import (
@@ -276,7 +287,9 @@ def _launch(run: Run, token: object, running: Running, interrupted: BaseExceptio
         return [], None
     del run.running[token]
     _give_back(run, running.call)
-    return [(RecordType.NOT_APPLIED, {"step": running.step, "attempt": running.attempt, "reason": "never started"})], refused
+    return [
+        (RecordType.NOT_APPLIED, {"step": running.step, "attempt": running.attempt, "reason": "never started"})
+    ], refused
 
 
 def _give_back(run: Run, call: StepCall) -> None:
@@ -387,9 +400,7 @@ def _generator(value: object) -> bool:
     return inspect.isgenerator(value) or inspect.isasyncgen(value)
 
 
-def _conclude(
-    run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome
-) -> Flow[Outcome]:
+def _conclude(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome) -> Flow[Outcome]:
     """Record how the call ended, settle what can be settled, and say what the framework hears."""
     spec = call.spec
     if outcome.error is None and not _generator(outcome.value):
@@ -452,7 +463,8 @@ def _too_late(run: Run, tool: str) -> SagaNotRunning:
 
 def _generator_refused(tool: str) -> DeclarationError:
     return DeclarationError(
-        f"{tool!r} returned a generator, whose effects would come after the step. Return a list, or wrap the calls inside."
+        f"{tool!r} returned a generator, whose effects would come after the step. "
+        "Return a list, or wrap the calls inside."
     )
 
 
@@ -467,9 +479,7 @@ def _done(run: Run, token: object, data: dict[str, Any], local: LocalUndo | None
     return [(RecordType.DONE, data)], None
 
 
-def _failed(
-    run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool
-) -> Transition:
+def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool) -> Transition:
     """Record a call that raised; answers "absent", "later", "settle" or "abort"."""
     error = outcome.error
     assert error is not None
@@ -477,7 +487,11 @@ def _failed(
     if not outcome.still_running:
         run.running.pop(token, None)
     secrets = running.call.encoded.secrets if running is not None else ()
-    data: dict[str, Any] = {"step": step.number, "attempt": attempt.number, "error": values.describe_error(error, secrets)}
+    data: dict[str, Any] = {
+        "step": step.number,
+        "attempt": attempt.number,
+        "error": values.describe_error(error, secrets),
+    }
     reason = f"step {step.number} {step.tool!r} failed with {type(error).__name__}"
     if run.fold.status.final:  # a READ_ONLY call that outlived its saga
         return [], "absent"
@@ -490,7 +504,7 @@ def _failed(
     data["in_transit"] = outcome.still_running or in_transit(error)
     if data["in_transit"]:
         data["settle_not_before"] = run.clock.time() + max(0.0, run.settle_at(step, attempt) - run.clock.monotonic())
-    records: list[tuple[str, dict[str, Any]]] = [(RecordType.UNKNOWN, data)]
+    records: list[Draft] = [(RecordType.UNKNOWN, data)]
     if not isinstance(error, Exception) or (running is not None and running.call.settle_later):
         run.unsettled.add((step.number, attempt.number))
         return records, "later"
@@ -526,7 +540,7 @@ def _ended_late(
 ) -> Transition:
     run.running.pop(token, None)
     key = (step.number, attempt.number)
-    records: list[tuple[str, dict[str, Any]]] = []
+    records: list[Draft] = []
     open_ = attempt.status in (StepStatus.INTENDED, StepStatus.UNKNOWN) and not run.fold.status.final
     if data and open_:
         if local is not None:

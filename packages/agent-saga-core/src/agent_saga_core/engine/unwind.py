@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from agent_saga_core.declare import ActionSemantics
-from agent_saga_core.engine.effects import Append, Blocking, Flow, Flush, Sleep
-from agent_saga_core.engine.run import Run, Transition
+from agent_saga_core.engine.effects import Append, Blocking, Draft, Flow, Flush, Sleep, Transition
+from agent_saga_core.engine.run import Run
 from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.records import RecordType
 from agent_saga_core.state import Attempt, Report, SagaStatus, Step, StepStatus
@@ -109,7 +109,12 @@ def _verdict(run: Run) -> Transition:
         elif run.is_running(*key):
             remaining[step.number] = "still running"
             waiting = False
-        elif attempt.status is StepStatus.DONE and attempt.tries == 0 and _undoable(step, attempt) and key not in run.busy:
+        elif (
+            attempt.status is StepStatus.DONE
+            and attempt.tries == 0
+            and _undoable(step, attempt)
+            and key not in run.busy
+        ):
             return [], None
         else:
             in_doubt = attempt.status is StepStatus.UNKNOWN and run.has_means(step, attempt)
@@ -121,14 +126,14 @@ def _verdict(run: Run) -> Transition:
         data: dict[str, Any] = {"remaining": numbers, "reasons": [remaining[n] for n in numbers]}
         if waiting:
             data["waiting"] = True
-        records = [(RecordType.NEEDS_ATTENTION, data)]
+        records: list[Draft] = [(RecordType.NEEDS_ATTENTION, data)]
     else:
         records = [(RecordType.ROLLED_BACK, {"clean": not accepted, "remaining": sorted(set(accepted))})]
     run.over = True
     return _and_report(run, records)
 
 
-def _and_report(run: Run, records: list[tuple[str, dict[str, Any]]]) -> Transition:
+def _and_report(run: Run, records: list[Draft]) -> Transition:
     """Append now, so that the report tells of the state after the verdict."""
     run.append(records)
     return [], run.fold.report()
