@@ -401,6 +401,21 @@ def test_depth() -> None:
     assert display(nested(5000)) is not None
 
 
+def test_a_stack_that_is_nearly_used_up_is_no_crash() -> None:
+    value = nested(MAX_DEPTH)
+
+    def at_the_bottom(use: typing.Callable[[], Any]) -> Any:
+        try:
+            return at_the_bottom(use)
+        except RecursionError:
+            return use()
+
+    with pytest.raises(Unstorable, match="stack"):
+        at_the_bottom(lambda: encode(value))
+    with pytest.raises(Undecodable, match="stack"):
+        at_the_bottom(lambda: decode(value))
+
+
 def test_odd_keys_at_every_level_cost_linear_time() -> None:
     value: Any = {}
     for _ in range(MAX_DEPTH - 1):
@@ -722,6 +737,22 @@ def test_a_mark_in_an_annotation_that_cannot_be_resolved_still_counts() -> None:
 
     encoded = encode(Unresolvable("s3cret", "n"))
     assert encoded.redacted == ("args.pin",) and encoded.data["$dataclass"][1]["name"] == "n"
+
+
+@pytest.mark.parametrize(
+    "hint", ["Secret[str]", list["Secret[str]"], Box[typing.Annotated[str, [], Secret[str].__metadata__[0]]]]
+)
+def test_marks_are_seen_in_odd_annotations(hint: Any) -> None:
+    value: Any = {str: "s3cret", type(list[int]): ["s3cret"]}.get(type(hint), Box("s3cret"))
+    assert b"s3cret" not in msgspec.json.encode(encode(value, hint=hint).data)
+
+
+def test_a_secret_that_cannot_be_looked_into_is_redacted() -> None:
+    class Broken(collections.UserDict[str, str]):
+        def values(self) -> Any:
+            raise RuntimeError("no")
+
+    assert encode({"token": Broken()}).redacted == ("args.token",)
 
 
 def test_the_tool_gets_the_plain_type() -> None:

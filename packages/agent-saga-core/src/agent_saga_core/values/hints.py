@@ -6,10 +6,10 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, ForwardRef, TypeVar, cast
 
 from agent_saga_core.values.redaction import SecretMark, is_secret_type
 
@@ -27,6 +27,7 @@ _CACHE: Final = 4096
 _UNIONS: Final = (typing.Union, types.UnionType)
 _SECRET_WORD: Final = re.compile(r"\bSecret\b")
 _UNSET: Final[Any] = object()
+R = TypeVar("R")
 
 
 class Shape:
@@ -109,7 +110,7 @@ class Annotation(Shape):
         named = [found[name] for found in map(field_hints, self._records) if isinstance(name, str) and name in found]
         return _joined([*self._values, *named])
 
-    def _child(self, name: object, hints: typing.Callable[[], list[Any]]) -> Shape | None:
+    def _child(self, name: object, hints: Callable[[], list[Any]]) -> Shape | None:
         found: Any = self._cache.get(name, _UNSET)
         if found is _UNSET:
             found = self._cache[name] = _joined(hints())
@@ -131,6 +132,9 @@ class Annotation(Shape):
                 todo.insert(0, hint.__args__[0])
             elif origin is typing.Literal:
                 todo[:0] = [type(member) for member in hint.__args__ if isinstance(member, Enum)]
+            elif isinstance(hint, (str, ForwardRef)):
+                # Not resolved. Rather one value too few in the log than one secret too many.
+                self.secret = self.secret or _SECRET_WORD.search(str(hint)) is not None
             elif isinstance(hint, TypeVar):
                 todo[:0] = hint.__constraints__ or (hint.__bound__,)
             elif hasattr(hint, "__supertype__"):
@@ -207,22 +211,28 @@ def _joined(hints: Iterable[Any]) -> Shape | None:
 
 def shape_of(hint: Any) -> Shape | None:
     """The shape of an annotation; None if it says nothing that matters here. Remembered per annotation."""
-    if hint is None:
-        return None
-    try:
-        return _remembered(hint)
-    except TypeError:  # no hash
-        return _read_hint(hint)
+    return None if hint is None else _read_hint(hint)
 
 
+def _per_hint(read: Callable[[Any], R]) -> Callable[[Any], R]:
+    """Remember what was read. Annotations without a hash (some metadata has none) are read anew each time."""
+    remembered = lru_cache(_CACHE)(read)
+
+    def known(hint: Any) -> R:
+        try:
+            return remembered(hint)
+        except TypeError:
+            return read(hint)
+
+    return known
+
+
+@_per_hint
 def _read_hint(hint: Any) -> Shape | None:
     if _says_nothing(hint):
         return None
     shape = Annotation((hint,))
     return None if shape.empty else shape
-
-
-_remembered = lru_cache(_CACHE)(_read_hint)
 
 
 # --- the fields of a class ----------------------------------------------------------------------------------
@@ -234,7 +244,7 @@ def pydantic_model(kind: type) -> bool:
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
-@lru_cache(_CACHE)
+@_per_hint
 def field_hints(hint: Any) -> Mapping[str, Any]:
     """Annotations by field name of a class, or of a generic one with its arguments (`Box[Item]`)."""
     kind: type[Any] = typing.get_origin(hint) or hint
@@ -248,7 +258,7 @@ def field_hints(hint: Any) -> Mapping[str, Any]:
     return {name: _substitute(annotation, meanings) for name, annotation in found.items()}
 
 
-@lru_cache(_CACHE)
+@_per_hint
 def fields_of(hint: Any) -> Fields:
     """`field_hints` as a shape."""
     return Fields(field_hints(hint))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -261,7 +260,10 @@ _CUT: Final = 12  # a longer secret is also found when something else cut it, at
 def secret_forms(value: object) -> tuple[str, ...]:
     """The texts by which a secret would show in a message: each string and number in it, without keys."""
     found: list[str] = []
-    _collect(value, found, set())
+    try:
+        _collect(value, found, set())
+    except Exception:  # a mapping or property of the secret's own; it is redacted all the same
+        pass
     return tuple(dict.fromkeys(found))
 
 
@@ -314,6 +316,7 @@ def _spellings(secret: str) -> set[str]:
     for text in plain:
         if text.isascii() and text.isalnum():
             continue
+        import json  # here, and not above: the core must be quick to import
         from urllib.parse import quote, quote_plus
 
         forms.update((repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]))
