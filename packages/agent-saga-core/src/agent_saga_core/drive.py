@@ -11,8 +11,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_saga_core.clock import Clock
@@ -79,29 +78,34 @@ async def adrive(flow: Flow[T], run: Run, held: list[asyncio.CancelledError], *,
             effect = flow.send(answer)
         except StopIteration as stop:
             return stop.value
-        kind = type(effect)
-        if kind is Append or kind is CancelRunning or kind is Write:
-            answer = _perform(effect, run)
+        if isinstance(effect, Append):
+            answer = _decide(effect, run)
         elif isinstance(effect, Flush):
             answer = await _aflush(run, None if effect.heed and not shield else held)
         elif isinstance(effect, Call):
             answer = await _acall(effect, run, held)
+        elif isinstance(effect, CancelRunning | Write):
+            answer = _perform(effect, run)
         else:
             answer = await _await_effect(effect, run, held, shield)
+
+
+def _decide(effect: Append, run: Run) -> Any:
+    with run.lock:
+        if run.pending:
+            run.catch_up()
+        records, answer = effect.decide()
+        if records:
+            run.append(records)
+        if run.waiters:
+            run.notify()
+    return answer
 
 
 def _perform(effect: Effect, run: Run) -> Any:
     match effect:
         case Append():
-            with run.lock:
-                if run.pending:
-                    run.catch_up()
-                records, answer = effect.decide()
-                if records:
-                    run.append(records)
-                if run.waiters:
-                    run.notify()
-            return answer
+            return _decide(effect, run)
         case Flush():
             run.log.flush(run.ticket)
         case Call():
@@ -109,6 +113,7 @@ def _perform(effect: Effect, run: Run) -> Any:
         case Write():
             run.log.write(run.ticket)
         case Sleep():
+            _say_why(effect, run)
             run.clock.wait(threading.Event(), effect.seconds)
         case Wait():
             return _wait(effect, run)
@@ -117,6 +122,11 @@ def _perform(effect: Effect, run: Run) -> Any:
         case Blocking():
             return _blocking(effect)
     return None
+
+
+def _say_why(effect: Sleep, run: Run) -> None:
+    if effect.why and effect.seconds > 0:
+        log.info("saga %r: waiting %.1f s: %s", run.saga_id, effect.seconds, effect.why)
 
 
 def _blocking(effect: Blocking) -> Outcome:
@@ -151,21 +161,31 @@ def _wait(effect: Wait, run: Run) -> bool:
 # --- calling user code
 
 
-@contextmanager
-def _inside(effect: Call) -> Generator[None]:
-    """Give the called code its step, and take the saga from code that is no forward call."""
-    step_before, saga_before, inside_before = CURRENT_STEP.get(), CURRENT_SAGA.get(), INSIDE.get()
-    CURRENT_STEP.set(effect.current)
-    if effect.kind != "forward":
-        CURRENT_SAGA.set(None)
-    elif effect.token is not None:
-        INSIDE.set((*inside_before, effect.token))
-    try:
-        yield
-    finally:
-        CURRENT_STEP.set(step_before)
-        CURRENT_SAGA.set(saga_before)
-        INSIDE.set(inside_before)
+class _Inside:
+    """Gives the called code its step, and takes the saga from code that is no forward call."""
+
+    __slots__ = ("_effect", "_inside", "_saga", "_step")
+
+    def __init__(self, effect: Call) -> None:
+        self._effect = effect
+
+    def __enter__(self) -> None:
+        effect = self._effect
+        self._step = CURRENT_STEP.get()
+        CURRENT_STEP.set(effect.current)
+        if effect.kind == "forward":
+            self._inside = INSIDE.get()
+            INSIDE.set((*self._inside, effect.token))
+        else:
+            self._saga = CURRENT_SAGA.get()
+            CURRENT_SAGA.set(None)
+
+    def __exit__(self, *_: object) -> None:
+        CURRENT_STEP.set(self._step)
+        if self._effect.kind == "forward":
+            INSIDE.set(self._inside)
+        else:
+            CURRENT_SAGA.set(self._saga)
 
 
 def _call(effect: Call, run: Run) -> Outcome:
@@ -176,7 +196,7 @@ def _call(effect: Call, run: Run) -> Outcome:
 
 def _call_here(effect: Call) -> Outcome:
     try:
-        with _inside(effect):
+        with _Inside(effect):
             value = effect.fn()
             if inspect.isawaitable(value):
                 return _await_blocking(value)
@@ -297,6 +317,7 @@ async def _aflush(run: Run, held: list[asyncio.CancelledError] | None) -> asynci
 async def _await_effect(effect: Effect, run: Run, held: list[asyncio.CancelledError], shield: bool) -> Any:
     match effect:
         case Sleep():
+            _say_why(effect, run)
             await _uncut(asleep(effect.seconds, run.clock), held)
         case Wait():
             if shield:
@@ -330,8 +351,8 @@ async def _uncut(awaitable: Awaitable[T], held: list[asyncio.CancelledError]) ->
 async def asleep(seconds: float, clock: Clock) -> None:
     """Let `seconds` pass on `clock` without blocking the running loop."""
     loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    timer = clock.call_later(loop, seconds, lambda: over.done() or over.set_result(None))
+    over: asyncio.Future[None] = loop.create_future()
+    timer = clock.call_later(loop, seconds, lambda: _set(over))
     try:
         await over
     finally:
@@ -376,11 +397,13 @@ async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> 
     if effect.offload:
         return await _acall_in_thread(effect, run)
     try:
-        with _inside(effect):
+        with _Inside(effect):
             value = effect.fn()
             if not inspect.isawaitable(value):
                 return Outcome(value)
             return Outcome(await _cancellably(effect, run, value))
+    except GeneratorExit:  # this coroutine is being closed: nothing can be awaited any more
+        raise
     except BaseException as error:  # whatever it is, the engine decides what it means
         return Outcome(error=error)
 
@@ -391,7 +414,12 @@ async def _cancellably(effect: Call, run: Run, value: Awaitable[Any]) -> Any:
     running = run.running.get(effect.token) if effect.token is not None else None
     task = asyncio.current_task()
     if running is not None and task is not None:
-        running.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+
+        def stop() -> None:  # on the loop, where it can tell whether the call is still the one to stop
+            if running.cancel is not None:
+                task.cancel()
+
+        running.cancel = lambda: loop.call_soon_threadsafe(stop)
     try:
         if effect.timeout is None:
             return await value
@@ -408,11 +436,13 @@ async def _cancellably(effect: Call, run: Run, value: Awaitable[Any]) -> Any:
 
 async def _acall_uncut(effect: Call, held: list[asyncio.CancelledError]) -> Outcome:
     try:
-        with _inside(effect):
+        with _Inside(effect):
             value = effect.fn()
             if not inspect.isawaitable(value):
                 return Outcome(value)
             return Outcome(await _uncut(value, held))
+    except GeneratorExit:
+        raise
     except BaseException as error:
         return Outcome(error=error)
 

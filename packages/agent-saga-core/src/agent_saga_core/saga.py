@@ -599,6 +599,8 @@ class Saga:
         if current_saga() is self:
             CURRENT_SAGA.set(self._before)
         run = self._opened
+        if self._parent is not None and self._parent._child is self:
+            self._parent._child = None
         if run is None or self._pid != os.getpid() or sys.is_finalizing():
             return None  # a forked child's copy, or too late: the owner's death leaves it to recovery
         if run.replay_only or run.suspended:
@@ -625,8 +627,6 @@ class Saga:
     def _ended(self, run: Run, report: Report | None, error: BaseException | None) -> BaseException | None:
         """What the end comes to for the caller: an exception, or None to let the body's own way stand."""
         if self._parent is not None:
-            with run.lock:
-                self._parent._child = None
             self._own_report = report
             if report is None:
                 return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 __all__ = [
     "Append",
@@ -25,8 +26,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurrentStep:
+class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool or compensator body can know about the step it runs in."""
 
     saga_id: str
@@ -129,12 +129,13 @@ class Call:
 
 
 class Sleep:
-    """Let `seconds` pass on the log's clock."""
+    """Let `seconds` pass on the log's clock; `why` is for the person who waits."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("seconds", "why")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, why: str = "") -> None:
         self.seconds = seconds
+        self.why = why
 
 
 class Wait:

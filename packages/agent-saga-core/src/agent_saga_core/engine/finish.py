@@ -94,7 +94,7 @@ def _settle_open(run: Run, patient_until: float) -> Flow[None]:
                 wake = at if wake is None else min(wake, at)
         if wake is None or wake > patient_until:
             return
-        yield Sleep(max(0.0, wake - run.clock.monotonic()))
+        yield Sleep(max(0.0, wake - run.clock.monotonic()), "a call that was given up may still land")
 
 
 def _commit(run: Run) -> Transition:

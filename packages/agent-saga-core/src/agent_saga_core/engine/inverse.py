@@ -114,7 +114,7 @@ def _derive(
     roots = _roots(run, args=args, result=result, step=root)
     if spec is not None and spec.factory is not None:
         factory: Callable[..., object] = spec.factory
-        made = factory(result, dict(args)) if spec.factory_takes_args else factory(result)
+        made: object = factory(result, dict(args)) if spec.factory_takes_args else factory(result)
         if not isinstance(made, Compensation):
             raise TypeError(type(made).__name__)
         return made

@@ -118,7 +118,7 @@ def _resume(run: Run) -> Flow[None]:
                 unsettled = unsettled or step
         if wake is None or wake > patient_until:
             break
-        yield Sleep(max(0.0, wake - run.clock.monotonic()))
+        yield Sleep(max(0.0, wake - run.clock.monotonic()), "a call that was given up may still land")
     if unsettled is not None or run.fold.rollback_only is not None:
         reason = run.fold.rollback_only or f"step {unsettled.number if unsettled else 0} is not settled"
         report = yield from roll_back(run, patient_until=patient_until, reason=reason)

@@ -109,7 +109,7 @@ class Running:
         self.step = step
         self.attempt = attempt
         self.started = False
-        self.cancel: Callable[[], None] | None = None  # set while an async call can be asked to stop
+        self.cancel: Callable[[], object] | None = None  # set while an async call can be asked to stop
 
 
 class LocalUndo:

@@ -68,7 +68,7 @@ def unwind(run: Run, scope: str, patient_until: float) -> Flow[bool]:
                 tried.add(key)
                 progress = True
         if wake is not None and wake <= patient_until:
-            yield Sleep(max(0.0, wake - run.clock.monotonic()))
+            yield Sleep(max(0.0, wake - run.clock.monotonic()), "a call that was given up may still land")
         elif not progress:
             break
     return (yield Append(lambda: ([], not any(not a.accepted for _, a in run.fold.open_attempts(scope)))))
