@@ -484,6 +484,19 @@ print(*sorted(set(sys.modules) - before))
     assert done.stdout.split() == []
 
 
+def test_a_zone_is_looked_for_only_where_zones_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "zones").mkdir()
+    (tmp_path / "outside").write_bytes(b"x")
+    monkeypatch.setattr(zoneinfo, "TZPATH", (str(tmp_path / "zones"),))
+    assert not values.plain.zone_known("../outside")
+    assert not values.plain.zone_known(str(tmp_path / "outside"))
+    assert not values.plain.zone_known("antigravity/Nowhere")
+    (tmp_path / "zones" / "Here").write_bytes(b"x")
+    assert values.plain.zone_known("Here")
+
+
 def test_importing_costs_no_framework() -> None:
     code = "import sys, agent_saga_core.values, agent_saga_core.paths; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
