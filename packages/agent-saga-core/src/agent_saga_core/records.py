@@ -22,7 +22,9 @@ __all__ = [
     "MAX_DATA_BYTES",
     "MAX_DEPTH",
     "MAX_LINE_BYTES",
+    "NUMBER",
     "RECORD_LINE",
+    "STRING",
     "Encoded",
     "Record",
     "RecordType",
@@ -98,26 +100,27 @@ deep."""
 _MAX_NUMBER: Final = 10**15
 _MAX_TIME: Final = 10**11  # every reader can make a date of what is below
 
-_STRING = rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"'
-_NUMBER = rb"[1-9][0-9]{0,14}"
+# Pieces of patterns for lines: a JSON string, and a number that counts from 1.
+STRING: Final = rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"'
+NUMBER: Final = rb"[1-9][0-9]{0,14}"
 RECORD_LINE: Final = re.compile(
     rb'\{"hash":"(?P<hash>[0-9a-f]{64})",'
-    rb'(?P<header>"saga":(?P<saga>' + _STRING + rb'),"n":(?P<n>' + _NUMBER + rb")"
-    rb'(?:,"epoch":(?P<epoch>' + _NUMBER + rb"))?"
+    rb'(?P<header>"saga":(?P<saga>' + STRING + rb'),"n":(?P<n>' + NUMBER + rb")"
+    rb'(?:,"epoch":(?P<epoch>' + NUMBER + rb"))?"
     rb',"type":"(?P<type>[A-Z_]{1,64})"'
     rb'(?:,"critical":(?P<optional>false))?'
     rb',"time":(?P<time>[0-9]{1,11}(?:\.[0-9]{1,32})?(?:e-[0-9]{1,3})?)'
-    rb'(?:,"synced":(?P<synced>' + _NUMBER + rb"))?"
-    rb'(?:,"prev":\[(?P<prev_saga>' + _STRING + rb"),(?P<prev_n>" + _NUMBER + rb")\])?"
+    rb'(?:,"synced":(?P<synced>' + NUMBER + rb"))?"
+    rb'(?:,"prev":\[(?P<prev_saga>' + STRING + rb"),(?P<prev_n>" + NUMBER + rb")\])?"
     rb',"digest":"(?P<digest>[0-9a-f]{64})")'
-    rb'(?:,"salt":"(?P<salt>[A-Za-z0-9_-]{22})","data":(?P<data>\{.*\})|[ ]*)\}\n',
+    rb'(?:,"salt":"(?P<salt>[A-Za-z0-9_-]{22})","data":(?P<data>\{.*\})|[ ]*)\}',
     re.DOTALL,
 )
-"""The one shape of a record's line. Its groups are all that readers look at: a field given twice, out of
-order or out of range is no record line. An erased record has spaces in place of salt and data."""
+"""The one shape of a record's line, its newline aside. Its groups are all that readers look at: a field given twice,
+out of order or out of range is no record line. An erased record has spaces in place of salt and data."""
 
 _TYPE = re.compile(r"[A-Z_]{1,64}")
-_STRINGS = re.compile(_STRING)
+_STRINGS = re.compile(STRING)
 _DEPTHS = bytes.maketrans(b"[{]}", b"\x02\x02\x00\x00")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -174,9 +177,7 @@ def encode(record: Record) -> Encoded:
     """
     n, epoch, time = record.n, record.epoch, record.time
     if not (0 < n < _MAX_NUMBER and 0 < epoch < _MAX_NUMBER and 0 <= time < _MAX_TIME):
-        raise ValueError(
-            f"record {n!r} of saga {record.saga!r}: n and epoch count from 1, time from 0 to 1e11"
-        )
+        raise ValueError(f"record {n!r} of saga {record.saga!r}: n and epoch count from 1, time from 0 to 1e11")
     if _TYPE.fullmatch(record.type) is None:
         raise ValueError(f"a record type is 1 to 64 of A-Z and _, got {record.type!r}")
     try:

@@ -34,13 +34,14 @@ makes anybody wait that long."""
 
 
 class Owned:
-    """A saga that this process owns, as far as appending goes."""
+    """A saga that this process owns, as far as appending goes. Its identity is the token of the ownership."""
 
-    __slots__ = ("_base_ended", "_base_n", "last")
+    __slots__ = ("base_ended", "base_n", "last")
 
-    def __init__(self, base_n: int, *, ended: bool) -> None:
-        self._base_n = base_n
-        self._base_ended = ended
+    def __init__(self) -> None:
+        # The saga's last record when it was claimed, and whether that is final.
+        self.base_n = 0
+        self.base_ended = False
         # One name, so that counting a record is one store: an interrupt comes before or after it.
         self.last: Entry | None = None
 
@@ -48,13 +49,13 @@ class Owned:
     def last_n(self) -> int:
         """Number of the saga's last record."""
         last = self.last
-        return self._base_n if last is None else last.n
+        return self.base_n if last is None else last.n
 
     @property
     def ended(self) -> bool:
         """Whether that record is final."""
         last = self.last
-        return self._base_ended if last is None else last.final
+        return self.base_ended if last is None else last.final
 
     def count(self, entry: Entry) -> None:
         """Make `entry` the saga's last record, unless it is counted already."""
@@ -111,6 +112,7 @@ class GroupCommitLog(ABC, Generic[B]):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._owned: dict[str, Owned] = {}
+        self._leaving: dict[str, Owned] = {}
         self._numbers = count(1)
         # Appended and not yet durable, in order. The key makes a repeated append harmless.
         self._buffer: dict[tuple[str, int], Entry] = {}
@@ -159,16 +161,16 @@ class GroupCommitLog(ABC, Generic[B]):
         """
 
     @abstractmethod
-    def take(self, saga_id: str) -> None:
-        """Exclude everybody else from the saga.
+    def take(self, saga_id: str, token: object) -> None:
+        """Exclude everybody else from the saga, under `token`.
 
         Raises:
             SagaBusy: Somebody has it.
         """
 
     @abstractmethod
-    def give_up(self, saga_id: str) -> None:
-        """End what `take` began. Harmless where there is nothing to end."""
+    def give_up(self, saga_id: str, token: object) -> None:
+        """End what `take` began under `token`, even if that was interrupted. Harmless where it is over."""
 
     @abstractmethod
     def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
@@ -270,45 +272,55 @@ class GroupCommitLog(ABC, Generic[B]):
     def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
         """See `Log.claim`."""
         self._check(appending=True)
-        self.take(saga_id)
+        owner = Owned()
         try:
-            records, last_n = ((), 0) if fresh else self.durable_history(saga_id)
-            ended = any(record.type in FINAL for record in records)
-            self._owned[saga_id] = Owned(last_n, ended=ended)
-            if not last_n or ended:
+            self.take(saga_id, owner)
+            records, owner.base_n = ((), 0) if fresh else self.durable_history(saga_id)
+            owner.base_ended = any(record.type in FINAL for record in records)
+            self._owned[saga_id] = owner
+            if not owner.base_n or owner.base_ended:
                 return records
-            number = last_n + 1
-            claim = Record(
-                saga=saga_id, n=number, epoch=number, type=RecordType.CLAIM, time=self._clock.time(), data={}
-            )
+            n = owner.base_n + 1
+            now = self._clock.time()
+            claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=now, data={})
             self.append(claim)
             return (*records, claim)
         except BaseException:
-            self.release(saga_id)
+            if self._owned.get(saga_id) is owner:
+                self.release(saga_id)  # the CLAIM may be in the buffer, so this flushes
+            else:
+                self.give_up(saga_id, owner)
             raise
 
     def release(self, saga_id: str) -> None:
         """See `Log.release`."""
         owner = self._owned.get(saga_id)
-        if owner is not None and self._closed is None:
-            left = self._buffer.get((saga_id, owner.last_n + 1))  # its append was interrupted
-            if left is not None:
-                owner.count(left)
-            broken = self._broken is not None
-            try:
-                if owner.last is not None:
-                    self.flush(owner.last)
-            except SagaError:
-                self._give_up(saga_id)
-                if broken:
-                    return
+        if owner is None or self._closed is not None:
+            self._let_go(saga_id, None)
+            return
+        left = self._buffer.get((saga_id, owner.last_n + 1))  # its append was interrupted
+        if left is not None:
+            owner.count(left)
+        broken = self._broken is not None
+        try:
+            if owner.last is not None:
+                self.flush(owner.last)
+        except SagaError:
+            self._let_go(saga_id, owner)
+            if not broken:
                 raise
-        self._give_up(saga_id)
+        else:
+            self._let_go(saga_id, owner)
 
-    def _give_up(self, saga_id: str) -> None:
-        self._owned.pop(saga_id, None)
-        # Whether or not it was owned: an interrupted claim may have left the bare lock.
-        self.give_up(saga_id)
+    def _let_go(self, saga_id: str, owner: Owned | None) -> None:
+        # An interrupt leaves the owner in `_leaving`, where the repeated call finds it.
+        if owner is not None:
+            self._leaving[saga_id] = owner
+        leaving = self._leaving.get(saga_id)
+        if leaving is not None:
+            self._owned.pop(saga_id, None)
+            self.give_up(saga_id, leaving)
+            self._leaving.pop(saga_id, None)
 
     def close(self) -> None:
         """See `Log.close`."""
@@ -321,17 +333,15 @@ class GroupCommitLog(ABC, Generic[B]):
                 self.flush(next(self._numbers))
             except SagaError as error:
                 failure = error
-        for saga_id in list(self._owned):
-            self._give_up(saga_id)
+        for saga_id, owner in list(self._owned.items()):
+            self._let_go(saga_id, owner)
         while not self._sit():
             self._wait(None)
         try:
             if self._closed is None:
                 self.shut(clean=self._broken is None)
         except OSError as error:
-            failure = LogUnavailable(
-                f"the log did not close cleanly ({error}); nothing that was flushed is lost"
-            )
+            failure = LogUnavailable(f"the log did not close cleanly ({error}); nothing that was flushed is lost")
             failure.__cause__ = error
         finally:
             self._closed = "by this process"

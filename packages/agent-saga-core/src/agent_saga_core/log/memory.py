@@ -26,7 +26,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.records: dict[str, dict[int, Record]] = {}
         self.volatile: dict[tuple[str, int], MemoryLog] = {}
-        self.owners: dict[str, list[MemoryLog]] = {}
+        self.owners: dict[str, tuple[MemoryLog, object]] = {}
         self.syncs = 0
 
 
@@ -119,9 +119,7 @@ class MemoryLog(GroupCommitLog[Batch]):
             try:
                 self.read(saga_id)
             except LogCorrupted as error:
-                found.append(
-                    Damage(where=f"memory, saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,))
-                )
+                found.append(Damage(where=f"memory, saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,)))
         return tuple(found)
 
     # --- the store's part of group commit
@@ -134,12 +132,10 @@ class MemoryLog(GroupCommitLog[Batch]):
         """See `GroupCommitLog.write_batch`."""
         for entry in batch.entries:
             # Through the line format, so that what a test reads is what a file would give back.
-            line = RECORD_LINE.fullmatch(finish_line(entry.encoded, b"", b"")[0])
+            line = RECORD_LINE.fullmatch(finish_line(entry.encoded, b"", b"")[0][:-1])
             record = None if line is None else record_of(line, entry.saga)
             if record is None:
-                raise LogUnavailable(
-                    f"record {entry.n} of saga {entry.saga!r} does not survive its own encoding"
-                )
+                raise LogUnavailable(f"record {entry.n} of saga {entry.saga!r} does not survive its own encoding")
             self._store.volatile[entry.saga, entry.n] = self
             self._store.records.setdefault(entry.saga, {})[entry.n] = record
 
@@ -153,15 +149,15 @@ class MemoryLog(GroupCommitLog[Batch]):
             if writer is self:
                 self._store.volatile.pop(key, None)
 
-    def take(self, saga_id: str) -> None:
+    def take(self, saga_id: str, token: object) -> None:
         """See `GroupCommitLog.take`."""
-        token: list[MemoryLog] = [self]
-        if self._store.owners.setdefault(saga_id, token) is not token:
+        if self._store.owners.setdefault(saga_id, (self, token))[1] is not token:
             raise SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
 
-    def give_up(self, saga_id: str) -> None:
+    def give_up(self, saga_id: str, token: object) -> None:
         """See `GroupCommitLog.give_up`."""
-        if self._store.owners.get(saga_id, [None])[0] is self:
+        owner = self._store.owners.get(saga_id)
+        if owner is not None and owner[1] is token:
             self._store.owners.pop(saga_id, None)
 
     def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
