@@ -107,9 +107,7 @@ def test_charges_and_refunds(own: Service) -> None:
     assert refused(lambda: c.refund("ch_99")) == (404, "not_found")
     assert refused(lambda: c.charge("cus_declined", 1)) == (402, "card_declined")
     ledger = c.ledger()
-    assert [(x["captured"], x["refunded"], x["status"]) for x in ledger["charges"]] == [
-        (4200, 4200, "refunded")
-    ]
+    assert [(x["captured"], x["refunded"], x["status"]) for x in ledger["charges"]] == [(4200, 4200, "refunded")]
     attempts = [(a["charge_id"], a["amount"], a["status"]) for a in ledger["refund_attempts"]]
     assert attempts == [
         ("ch_1", 200, 201), ("ch_1", 4001, 409), ("ch_1", None, 201), ("ch_1", None, 409),
@@ -389,9 +387,7 @@ def test_the_journal_orders_requests_and_effects_of_all_kinds(own: Service) -> N
     assert ledger["refunds"][0]["seq"] == next(e["seq"] for e in journal if e.get("kind") == "refund")
 
 
-def test_a_restart_keeps_ledger_and_keys_and_forgets_what_was_in_flight(
-    own: Service, pool: ThreadPoolExecutor
-) -> None:
+def test_a_restart_keeps_ledger_and_keys_and_forgets_what_was_in_flight(own: Service, pool: ThreadPoolExecutor) -> None:
     c, url, pid = own.client(), own.url, own.pid
     charge = c.charge("c", 5, key="done")
     c.cancel_key("never")
@@ -436,11 +432,7 @@ def test_a_killed_service_never_has_half_an_effect(own: Service, pool: ThreadPoo
     ledger = c.ledger()
     landed = [e["id"] for e in ledger["journal"] if e["entry"] == "effect"]
     executed = [e["key"] for e in ledger["journal"] if e.get("outcome") == "executed"]
-    assert (
-        landed
-        == [charge["id"] for charge in ledger["charges"]]
-        == [f"ch_{n + 1}" for n in range(len(landed))]
-    )
+    assert landed == [charge["id"] for charge in ledger["charges"]] == [f"ch_{n + 1}" for n in range(len(landed))]
     assert sorted(executed) == sorted(charge["key"] for charge in ledger["charges"])
     for charge in ledger["charges"][-4:]:
         assert c.lookup(charge["key"]).items() >= {"landed": True, "id": charge["id"]}.items()
@@ -449,9 +441,7 @@ def test_a_killed_service_never_has_half_an_effect(own: Service, pool: ThreadPoo
 # -- holding ---------------------------------------------------------------------------------------------
 
 
-def test_held_before_the_effect(
-    client: Client, new_key: Callable[..., str], pool: ThreadPoolExecutor
-) -> None:
+def test_held_before_the_effect(client: Client, new_key: Callable[..., str], pool: ThreadPoolExecutor) -> None:
     rule = client.hold("/charges", key=new_key())
     future = pool.submit(client.charge, "c", 5, key=new_key())
     (held,) = client.wait_held()
@@ -474,9 +464,7 @@ def test_held_after_the_effect(client: Client, new_key: Callable[..., str], pool
     assert future.result(BOUND) == state["body"]
 
 
-def test_release_goes_by_age_and_count(
-    client: Client, new_key: Callable[..., str], pool: ThreadPoolExecutor
-) -> None:
+def test_release_goes_by_age_and_count(client: Client, new_key: Callable[..., str], pool: ThreadPoolExecutor) -> None:
     client.hold("/mails", times=None)
     futures: list[Future[Any]] = []
     for n in range(3):
@@ -584,9 +572,7 @@ def test_failing_before_the_effect_and_remembering_it(client: Client, new_key: C
     assert not client.lookup(new_key())["landed"] and effects(client, new_key()) == []
 
 
-def test_an_error_after_the_effect_is_what_the_key_remembers(
-    client: Client, new_key: Callable[..., str]
-) -> None:
+def test_an_error_after_the_effect_is_what_the_key_remembers(client: Client, new_key: Callable[..., str]) -> None:
     client.fail("/charges", when="after", key=new_key())
     with pytest.raises(HTTPStatusError) as caught:
         client.charge("c", 5, key=new_key())
@@ -598,9 +584,7 @@ def test_an_error_after_the_effect_is_what_the_key_remembers(
     assert client.cancel_key(new_key())["outcome"] == "reversed"
 
 
-def test_an_error_after_the_effect_may_be_of_the_way_back_only(
-    client: Client, new_key: Callable[..., str]
-) -> None:
+def test_an_error_after_the_effect_may_be_of_the_way_back_only(client: Client, new_key: Callable[..., str]) -> None:
     client.fail("/charges", when="after", answer=502, cache=False, key=new_key())
     assert refused(lambda: client.charge("c", 5, key=new_key())) == (502, "fault")
     assert client.charge("c", 5, key=new_key())["id"] == client.lookup(new_key())["id"]
@@ -655,9 +639,7 @@ def test_a_misspelt_rule_is_refused(client: Client, rule: dict[str, Any]) -> Non
     assert client.rules() == []
 
 
-def test_quiet_counts_what_dead_clients_left(
-    client: Client, shared: Service, new_key: Callable[..., str]
-) -> None:
+def test_quiet_counts_what_dead_clients_left(client: Client, shared: Service, new_key: Callable[..., str]) -> None:
     half = raw_charge(shared, new_key(), complete=False)
     with pytest.raises(TimeoutError):
         client.wait_quiet(timeout=0.01)

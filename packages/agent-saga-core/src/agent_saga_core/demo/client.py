@@ -116,15 +116,11 @@ class Client:
 
     # -- operations --------------------------------------------------------------------------------------
 
-    def charge(
-        self, customer: str, amount: int, *, currency: str | None = None, key: str | None = None
-    ) -> Json:
+    def charge(self, customer: str, amount: int, *, currency: str | None = None, key: str | None = None) -> Json:
         """Charge a customer; `cus_declined` is declined with 402."""
         return self._send(calls.charge(customer, amount, currency, key)).ok()
 
-    async def acharge(
-        self, customer: str, amount: int, *, currency: str | None = None, key: str | None = None
-    ) -> Json:
+    async def acharge(self, customer: str, amount: int, *, currency: str | None = None, key: str | None = None) -> Json:
         """See `charge`."""
         return (await self._asend(calls.charge(customer, amount, currency, key))).ok()
 
@@ -140,9 +136,7 @@ class Client:
         """Book a flight or a hotel; `details` come back in the booking."""
         return self._send(calls.book(kind, details, key)).ok()
 
-    async def abook(
-        self, kind: Literal["flight", "hotel"], *, key: str | None = None, **details: Any
-    ) -> Json:
+    async def abook(self, kind: Literal["flight", "hotel"], *, key: str | None = None, **details: Any) -> Json:
         """See `book`."""
         return (await self._asend(calls.book(kind, details, key))).ok()
 

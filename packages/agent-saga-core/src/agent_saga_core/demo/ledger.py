@@ -187,8 +187,7 @@ class Ledger:
     def find(self, kind: str, key: str | None = None) -> list[Json]:
         """Return the resources of a kind, oldest first, each with its key and place in the journal."""
         rows = self._db.execute(
-            "SELECT body, key, seq, request FROM resources "
-            "WHERE kind = ? AND (? IS NULL OR key = ?) ORDER BY n",
+            "SELECT body, key, seq, request FROM resources WHERE kind = ? AND (? IS NULL OR key = ?) ORDER BY n",
             (kind, key, key),
         )
         return [{**json.loads(body), "key": k, "seq": seq, "request": req} for body, k, seq, req in rows]
@@ -242,9 +241,7 @@ class Ledger:
         body = self._create(request, "mail", {"to": to, "subject": subject, "status": "sent"})
         return Effect(body=body, kind="mail", id=body["id"])
 
-    def transfer(
-        self, request: Request, source: str, target: str, amount: int, reverses: str | None = None
-    ) -> Effect:
+    def transfer(self, request: Request, source: str, target: str, amount: int, reverses: str | None = None) -> Effect:
         """Move money between accounts, which may go below zero; `acc_empty` may not."""
         if source == "acc_empty" and reverses is None:
             raise Refusal(402, "insufficient_funds", "There is not enough money in the source account.")

@@ -79,9 +79,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise
             except Exception as error:
                 traceback.print_exc()
-                answer = error_answer(
-                    500, "internal", f"{type(error).__name__}; the service's stderr says more."
-                )
+                answer = error_answer(500, "internal", f"{type(error).__name__}; the service's stderr says more.")
             if answer is None:
                 self.drop()
             else:
