@@ -404,12 +404,8 @@ def _semantics(tool: str, semantics: ActionSemantics | str) -> ActionSemantics:
 def _check_seconds(tool: str, name: str, seconds: float | None, *, positive: bool) -> None:
     if seconds is None:
         return
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not seconds >= 0
-        or (positive and seconds == 0)
-    ):  # pyright: ignore[reportUnnecessaryIsInstance]
+    given: object = seconds
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0 or (positive and given == 0):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"{tool!r}: {name} is a number of seconds. Write for example {name}=10.0.")
 
 

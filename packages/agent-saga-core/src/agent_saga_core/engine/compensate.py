@@ -38,9 +38,10 @@ def compensate(run: Run, step: Step, attempt: Attempt) -> Flow[bool]:
                 return known
         yield Append(partial(_starting, run, step, attempt, goal))
         yield Flush()
+        secrets: list[str] = []
         outcome: Outcome = yield Call(
             "compensation",
-            _bound(goal, attempt.compensation_key),
+            partial(_call, goal, attempt.compensation_key, secrets),
             current=CurrentStep(
                 saga_id=run.saga_id,
                 number=step.number,
@@ -50,22 +51,22 @@ def compensate(run: Run, step: Step, attempt: Attempt) -> Flow[bool]:
                 idempotency_key=attempt.compensation_key,
             ),
         )
-        ended: bool | None = yield Append(partial(_ended, run, step, attempt, goal, outcome))
+        ended: bool | None = yield Append(partial(_ended, run, step, attempt, outcome, secrets))
         if ended is not None:
             return ended
     return False
 
 
-def _bound(goal: Target, key: str) -> Any:
-    """The call itself; credentials are resolved only here, in the process that runs it."""
-
-    def call() -> Any:
-        kwargs = values.resolve_credentials(goal.kwargs)
-        if goal.takes_key:
-            kwargs["idempotency_key"] = key
-        return goal.fn(**kwargs)
-
-    return call
+def _call(goal: Target, key: str, secrets: list[str]) -> Any:
+    """The call itself; credentials are resolved only here, in the process that runs it, and never told."""
+    try:
+        secrets.extend(values.encode_args(goal.kwargs, {}).secrets)
+    except values.Unstorable:
+        pass  # an inverse that lives in this process alone may hold anything
+    kwargs = values.resolve_credentials(dict(goal.kwargs), secrets)
+    if goal.takes_key:
+        kwargs["idempotency_key"] = key
+    return goal.fn(**kwargs)
 
 
 def _look(run: Run, step: Step, attempt: Attempt, goal: Target) -> Flow[bool | None]:
@@ -115,7 +116,7 @@ def _cannot(step: Step, attempt: Attempt, reason: str) -> Transition:
     return [(RecordType.COMPENSATION_FAILED, data)], None
 
 
-def _ended(run: Run, step: Step, attempt: Attempt, goal: Target, outcome: Outcome) -> Transition:
+def _ended(run: Run, step: Step, attempt: Attempt, outcome: Outcome, secrets: list[str]) -> Transition:
     """Record how one try ended; answers True (undone), False (given up) or None (try again)."""
     error = outcome.error
     if error is None and (inspect.isgenerator(outcome.value) or inspect.isasyncgen(outcome.value)):
@@ -125,7 +126,7 @@ def _ended(run: Run, step: Step, attempt: Attempt, goal: Target, outcome: Outcom
     data: dict[str, Any] = {
         "step": step.number,
         "attempt": attempt.number,
-        "error": values.describe_error(error, ()),
+        "error": values.describe_error(error, secrets),
     }
     if isinstance(error, NotApplied):
         data["not_applied"] = True

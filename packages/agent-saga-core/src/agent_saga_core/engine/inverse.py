@@ -113,8 +113,8 @@ def _derive(
     root = _step_root(step.number, attempt.number, step.tool, attempt.forward_key, attempt.compensation_key)
     roots = _roots(run, args=args, result=result, step=root)
     if spec is not None and spec.factory is not None:
-        factory: Callable[..., object] = spec.factory
-        made: object = factory(result, dict(args)) if spec.factory_takes_args else factory(result)
+        factory: Callable[..., Any] = spec.factory
+        made: Any = factory(result, dict(args)) if spec.factory_takes_args else factory(result)
         if not isinstance(made, Compensation):
             raise TypeError(type(made).__name__)
         return made

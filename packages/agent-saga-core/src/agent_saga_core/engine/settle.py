@@ -181,7 +181,7 @@ def _recorded(run: Run, result: object, hint: Any) -> Any:
         data = values.encode(result, where="result", hint=hint).data
     except values.Unstorable as error:
         return values.digested(None, reason=str(error))
-    if values.is_small(data):
+    if values.is_small(data, limit=run.log.max_result_bytes):
         return data
     size = values.json_bytes(data)
     if len(size) <= run.log.max_result_bytes:
