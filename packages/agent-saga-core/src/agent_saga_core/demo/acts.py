@@ -20,6 +20,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from agent_saga_core import SagaStatus, StepStatus, open_log, read_saga, saga_scope
 from agent_saga_core.demo import trip
@@ -65,7 +66,7 @@ class Play:
         self._service = service
         self._client = service.client(timeout=BOUND)
         self._directory = directory
-        self._log = f"file:{directory}/log"
+        self._log = f"file:{quote(str(directory))}/log"
         self._screen = screen
 
     # -- what the ledger says ----------------------------------------------------------------------------
