@@ -63,7 +63,7 @@ def drive(flow: Flow[T], run: Run) -> T:
             effect = flow.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = _perform(effect, run)
+        answer = _decide(effect, run) if isinstance(effect, Append) else _perform(effect, run)
 
 
 async def adrive(flow: Flow[T], run: Run, held: list[asyncio.CancelledError], *, shield: bool = False) -> T:
@@ -104,12 +104,12 @@ def _decide(effect: Append, run: Run) -> Any:
 
 def _perform(effect: Effect, run: Run) -> Any:
     match effect:
-        case Append():
-            return _decide(effect, run)
-        case Flush():
-            run.log.flush(run.ticket)
         case Call():
             return _call(effect, run)
+        case Flush():
+            run.log.flush(run.ticket)
+        case Append():
+            return _decide(effect, run)
         case Write():
             run.log.write(run.ticket)
         case Sleep():

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, TypeVar, get_type_hints
 
 from agent_saga_core.errors import DeclarationError
@@ -39,6 +40,8 @@ ENTRY_POINT_GROUP = "agent_saga.handlers"
 
 def annotations_of(fn: Callable[..., Any]) -> dict[str, Any]:
     """The resolved annotations of `fn`, or nothing where they cannot be resolved."""
+    if type(fn) is FunctionType and not fn.__annotations__ and not hasattr(fn, "__wrapped__"):
+        return {}
     target = fn if inspect.isroutine(fn) or inspect.isclass(fn) else getattr(fn, "__call__", fn)  # noqa: B004
     try:
         return get_type_hints(inspect.unwrap(target), include_extras=True)
@@ -48,6 +51,10 @@ def annotations_of(fn: Callable[..., Any]) -> dict[str, Any]:
 
 def accepts_key(fn: Callable[..., Any]) -> bool:
     """Whether `fn` has an explicit parameter `idempotency_key` (`**kwargs` does not count)."""
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
+        code = fn.__code__
+        named = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+        return "idempotency_key" in named
     try:
         parameter = inspect.signature(fn).parameters.get("idempotency_key")
     except (TypeError, ValueError):

@@ -469,7 +469,7 @@ class Saga:
         run = self._leaving()
         if run is None:
             return False
-        with SignalHold() as hold:
+        with SignalHold(run.may_unwind(error)) as hold:
             while True:
                 try:
                     result = self._ended(run, drive(self._end_flow(run, error), run), error)
@@ -506,7 +506,7 @@ class Saga:
         if run is None:
             return False
         held: list[asyncio.CancelledError] = []
-        with SignalHold() as hold:
+        with SignalHold(run.may_unwind(error)) as hold:
             while True:
                 try:
                     report = await adrive(self._end_flow(run, error), run, held, shield=True)

@@ -16,6 +16,9 @@ class SignalHold:
     Only the main thread has signal handlers: elsewhere this does nothing. Signals that Python does not handle, and
     SIGKILL, are not held: recovery is for those.
 
+    Args:
+        needed: False to hold nothing: swapping handlers costs as much as a flush of a fast disk.
+
     Attributes:
         interruptions: What its user caught while it was open, to be raised afterwards.
     """
@@ -24,12 +27,12 @@ class SignalHold:
     _former: ClassVar[dict[int, Any]] = {}
     _received: ClassVar[list[int]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, needed: bool = True) -> None:
         self.interruptions: list[BaseException] = []
-        self._counts = False
+        self._counts = needed
 
     def __enter__(self) -> Self:
-        self._counts = threading.current_thread() is threading.main_thread()
+        self._counts = self._counts and threading.current_thread() is threading.main_thread()
         if self._counts:
             SignalHold._open += 1
             if SignalHold._open == 1:

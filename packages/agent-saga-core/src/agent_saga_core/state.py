@@ -148,32 +148,21 @@ class SagaHead(msgspec.Struct, frozen=True, kw_only=True):
 class Attempt:
     """One try of a step, as far as the records tell."""
 
-    __slots__ = (
-        "accepted",
-        "args",
-        "compensation_key",
-        "epoch",
-        "error",
-        "fingerprint",
-        "first_started",
-        "forward_key",
-        "has_result",
-        "in_doubt",
-        "in_transit",
-        "key_round",
-        "local_only",
-        "not_before",
-        "number",
-        "outcome",
-        "result",
-        "settle_not_before",
-        "started",
-        "status",
-        "total",
-        "tries",
-        "undo",
-        "undo_error",
-    )
+    # What few attempts ever have stands on the class, so that making one costs little.
+    undo_error: str | None = None
+    outcome = 0  # number of the first DONE or UNKNOWN record: the order of undo
+    has_result = False
+    result: Any = None
+    error = ""
+    in_transit = True
+    settle_not_before = 0.0
+    tries = 0  # compensations started since the last explicit recovery
+    total = 0
+    started = False  # a compensation was started whose end is not in the log
+    first_started = 0.0
+    key_round = 0
+    not_before = 0.0
+    accepted = False
 
     def __init__(self, number: int, data: dict[str, Any], epoch: int) -> None:
         self.number = number
@@ -183,23 +172,9 @@ class Attempt:
         self.compensation_key: str = data.get("undo_key", "")
         self.fingerprint: str = data["fingerprint"]
         self.args: Any = data.get("args", {})
-        self.in_doubt: float = float(data.get("in_doubt", 30.0))
+        self.in_doubt = float(data.get("in_doubt", 30.0))
         self.undo: dict[str, Any] | None = data.get("undo")
-        self.undo_error: str | None = None
         self.local_only = bool(data.get("local", False))
-        self.outcome = 0  # number of the first DONE or UNKNOWN record: the order of undo
-        self.has_result = False
-        self.result: Any = None
-        self.error = ""
-        self.in_transit = True
-        self.settle_not_before = 0.0
-        self.tries = 0  # compensations started since the last explicit recovery
-        self.total = 0
-        self.started = False  # a compensation was started whose end is not in the log
-        self.first_started = 0.0
-        self.key_round = 0
-        self.not_before = 0.0
-        self.accepted = False
 
     @property
     def open(self) -> bool:

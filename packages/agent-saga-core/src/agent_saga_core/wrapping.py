@@ -14,7 +14,7 @@ from agent_saga_core.errors import DeclarationError, SagaNotRunning
 from agent_saga_core.registry import accepts_key, annotations_of
 from agent_saga_core.saga import Saga, current_saga
 
-__all__ = ["boundary", "saga_tool"]
+__all__ = ["Binding", "boundary", "saga_tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,36 +100,70 @@ def saga_tool(
     return declare
 
 
+class Binding:
+    """The arguments of one function's calls, by name."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.signature = inspect.signature(fn)
+        self.takes_key = accepts_key(fn)
+        parameters = self.signature.parameters.values()
+        # Functions without *args, **kwargs and positional-only parameters are called by keyword, and bound without
+        # the general machinery, which costs as much as the rest of a step's bookkeeping.
+        self.plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+        self.names = [p.name for p in parameters]
+        self.positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        if self.takes_key:
+            self.defaults["idempotency_key"] = ""  # ours to give: a placeholder until the attempt has its key
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], Any]]:
+        """The arguments by name, defaults applied, and the call itself, given its idempotency key.
+
+        Raises:
+            TypeError: They do not fit the function.
+        """
+        if self.plain and len(args) <= len(self.positional):
+            given = {**self.defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
+            # As many names as parameters, none of them given twice: then they are exactly the parameters.
+            fits = len(given) == len(self.names) and kwargs.keys().isdisjoint(self.positional[: len(args)])
+            if fits and all(name in given for name in self.names):
+                return given, lambda key: self.fn(**({**given, "idempotency_key": key} if self.takes_key else given))
+        return self._bind(args, kwargs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], Any]]:
+        if self.takes_key:
+            kwargs = {"idempotency_key": "", **kwargs}
+        call = self.signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        named: dict[str, Any] = {}
+        for name, value in call.arguments.items():
+            if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            else:
+                named[name] = value
+
+        def invoke(key: str) -> Any:
+            if self.takes_key:
+                call.arguments["idempotency_key"] = key
+            return self.fn(*call.args, **call.kwargs)
+
+        return named, invoke
+
+
 def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
-    signature = inspect.signature(fn)
-    takes_key = accepts_key(fn)
-    is_async = inspect.iscoroutinefunction(fn)
+    binding = Binding(fn)
+    bind = binding.bind
 
-    def bound(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        given = dict(kwargs)
-        if takes_key:
-            given.setdefault("idempotency_key", "")  # ours to give: a placeholder until the attempt has its key
-        found = signature.bind(*args, **given)
-        found.apply_defaults()
-        return found
-
-    def invoker(call: inspect.BoundArguments) -> Callable[[str], Any]:
-        def invoke(idempotency_key: str) -> Any:
-            if takes_key:
-                call.arguments["idempotency_key"] = idempotency_key
-            return fn(*call.args, **call.kwargs)
-
-        return invoke
-
-    if is_async:
+    if inspect.iscoroutinefunction(fn):
 
         @functools.wraps(fn)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             saga = boundary(spec)
             if saga is None:
                 return await fn(*args, **kwargs)
-            call = bound(args, kwargs)
-            return await saga.arun_step(spec, named(call), invoker(call))
+            given, invoke = bind(args, kwargs)
+            return await saga.arun_step(spec, given, invoke)
 
         wrapper: Callable[..., Any] = run_async
     else:
@@ -139,25 +173,14 @@ def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
             saga = boundary(spec)
             if saga is None:
                 return fn(*args, **kwargs)
-            call = bound(args, kwargs)
-            return saga.run_step(spec, named(call), invoker(call))
+            given, invoke = bind(args, kwargs)
+            return saga.run_step(spec, given, invoke)
 
         wrapper = run
 
-    if takes_key:
-        shown = [p for p in signature.parameters.values() if p.name != "idempotency_key"]
-        wrapper.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    if binding.takes_key:
+        shown = [p for p in binding.signature.parameters.values() if p.name != "idempotency_key"]
+        wrapper.__signature__ = binding.signature.replace(parameters=shown)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {n: a for n, a in fn.__annotations__.items() if n != "idempotency_key"}
     wrapper.__agent_saga__ = spec  # type: ignore[attr-defined]
     return wrapper
-
-
-def named(call: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments of a bound call by name, with those of `**kwargs` beside the others."""
-    found: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        if call.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            found.update(value)
-        else:
-            found[name] = value
-    return found

@@ -95,6 +95,8 @@ def from_result(
 
     Without a declaration in this process (`spec` is None) the one in INTENT is used.
     """
+    if spec is not None and spec.undo is None and spec.factory is None:
+        return None, None, None
     try:
         compensation = _derive(run, spec, step, attempt, args, result)
     except paths.PathMissing as error:

@@ -203,6 +203,11 @@ class Run:
             self.busy.discard(key)
             self.notify()
 
+    def may_unwind(self, error: BaseException | None) -> bool:
+        """Whether ending the scope may have to call anything: if not, an interrupted end is simply driven again."""
+        open_ends = self.running or self.unsettled or self.must_undo or self.recorded
+        return error is not None or self.fold.rollback_only is not None or bool(open_ends)
+
     def is_running(self, step: int, attempt: int) -> bool:
         """Whether this process still runs the attempt's forward call."""
         return any(r.step == step and r.attempt == attempt for r in self.running.values())
