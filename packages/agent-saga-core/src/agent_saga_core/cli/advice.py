@@ -1,0 +1,65 @@
+"""What a person should do next about a saga."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import join
+
+from agent_saga_core.declare import ActionSemantics
+from agent_saga_core.state import SagaState, SagaStatus, StepState, StepStatus
+
+__all__ = ["next_steps"]
+
+
+def next_steps(state: SagaState, *, live: bool, log: str | None = None) -> list[tuple[str, list[str]]]:
+    """Pairs of (what to do, the commands that do it); empty if there is nothing to do.
+
+    Args:
+        state: The saga.
+        live: Whether some process owns it now.
+        log: The URL to name in commands; None where the default leads there.
+    """
+    recover = _command("recover", "--saga", state.saga_id, log=log)
+    if live:
+        return [("A running process owns it: wait for its end.", [])]
+    match state.status:
+        case SagaStatus.RUNNING | SagaStatus.ROLLING_BACK:
+            return [("No process owns it: its rollback can be finished from here.", [recover])]
+        case SagaStatus.SUSPENDED:
+            until = f" It is left alone until {state.deadline:%Y-%m-%d %H:%M:%S} UTC." if state.deadline else ""
+            return [(f"It waits for a person; open it again by its id to go on.{until}", [])]
+        case SagaStatus.NEEDS_ATTENTION:
+            return list(_attention(state, recover, log))
+        case _:
+            return []
+
+
+def _attention(state: SagaState, recover: str, log: str | None) -> Iterator[tuple[str, list[str]]]:
+    for step in state.report.remaining if state.report is not None else ():
+        said, ways, again = _about(step)
+        commands = [
+            _command("resolve", state.saga_id, str(step.number), "--as", way, "--by", "NAME", "--note", "TEXT", log=log)
+            for way in ways
+        ]
+        yield f"step {step.number} {step.tool}: {said}", [recover, *commands] if again else commands
+
+
+def _about(step: StepState) -> tuple[str, tuple[str, ...], bool]:
+    """What to find out about a step, the outcomes to resolve it with, and whether recovering again may help."""
+    irreversible = step.semantics is ActionSemantics.IRREVERSIBLE
+    match step.status:
+        case StepStatus.DONE if irreversible:
+            return "it cannot be undone; make good for it and accept it", ("accepted",), False
+        case StepStatus.UNKNOWN | StepStatus.INTENDED if irreversible:
+            return "find out whether it happened; if it did, accept it", ("not-applied", "accepted"), False
+        case StepStatus.UNKNOWN | StepStatus.INTENDED:
+            said = "recover again later, or find out whether it happened and say so"
+            return said, ("landed", "not-applied", "compensated"), True
+        case StepStatus.COMPENSATION_FAILED | StepStatus.COMPENSATING:
+            return "mend what made its compensation fail and try again, or undo it by hand", ("compensated",), True
+        case _:
+            return "undo it by hand, or accept it", ("compensated", "accepted"), False
+
+
+def _command(verb: str, *words: str, log: str | None) -> str:
+    return join(["agent-saga", verb, *words, *(("--log", log) if log is not None else ())])

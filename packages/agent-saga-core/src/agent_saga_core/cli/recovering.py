@@ -1,0 +1,209 @@
+"""`recover`: finish what dead processes left, once or as a daemon."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent_saga_core.cli.failures import ATTENTION, DAMAGED, DONE, Complaint, complain
+from agent_saga_core.cli.options import Imports, LogUrl, import_modules, opened, stdout_kept
+from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt
+from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
+from agent_saga_core.cli.stopping import Stop
+from agent_saga_core.log.base import Log
+from agent_saga_core.recovery import RecoveryReport
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+__all__ = ["exit_code", "recover_verb"]
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at what is waited for."""
+SHOWN_WAITS = 5
+MISSING_HANDLER = "Pass --import"
+"""How recovery ends the reason of a saga that it left alone because this process lacks one of its handlers."""
+
+_OUTCOMES = {
+    "recovered": ("recovered", "green"),
+    "attention": ("attention", "bold red"),
+    "untouched": ("untouched", "yellow"),
+    "live": ("live", "blue"),
+    "damaged": ("damaged", "bold red"),
+}
+
+
+def recover_verb(
+    log_url: LogUrl = None,
+    sagas: Annotated[
+        list[str] | None,
+        typer.Option("--saga", metavar="SAGA", help="Only this saga. Repeatable.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and tell what would be done.")] = False,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, max=1024, metavar="N", help="Sagas to roll back at once.")
+    ] = 1,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until SIGTERM or SIGINT. Never retries NEEDS_ATTENTION.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.01, metavar="SECONDS", help="With --watch: time between two looks.")
+    ] = 5.0,
+    modules: Imports = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout; with --watch, JSON lines.")
+    ] = False,
+) -> int:
+    """Roll back every saga whose process is gone, through compensators registered by name.
+
+    Never touches a saga whose process lives. A call that died in the middle may still land: recovery waits for it as
+    long as its tool says, and all those waits run at once.
+    """
+    with Stop() as stop:
+        if watch:
+            from agent_saga_core.cli.watching import Watch
+
+            return Watch(
+                log_url,
+                tuple(sagas or ()),
+                modules=tuple(modules or ()),
+                dry_run=dry_run,
+                concurrency=concurrency,
+                interval=interval,
+                as_json=as_json,
+                stop=stop,
+            ).run()
+        import_modules(modules)
+        with opened(log_url) as log, stdout_kept():
+            report = _recover_once(log, tuple(sagas or ()), dry_run, concurrency, stop, quiet=as_json)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report, dry_run=dry_run)
+    if stop.requested:
+        complain("stopped before the end; sagas that were begun are handed back as they stand")
+        return 128 + stop.signal_number
+    return exit_code(report)
+
+
+def exit_code(report: RecoveryReport) -> int:
+    """3 for damage, 1 if something is left for a person (a missing handler counts), else 0."""
+    if report.damaged:
+        return DAMAGED
+    unable = any(MISSING_HANDLER in report.reasons.get(saga_id, "") for saga_id in report.untouched)
+    return ATTENTION if report.attention or unable else DONE
+
+
+def _recover_once(
+    log: Log, sagas: tuple[str, ...], dry_run: bool, concurrency: int, stop: Stop, *, quiet: bool
+) -> RecoveryReport:
+    waiting = _Waiting(log, sagas)
+    this = Round(
+        log,
+        sagas,
+        halt=threading.Event(),
+        dry_run=dry_run,
+        concurrency=concurrency,
+        retry=True,
+        progress=waiting.ended,
+        at_end=stop.wake,
+    )
+    this.start()
+    with waiting.shown(quiet=quiet):
+        while not this.ended:
+            if stop.wait(LOOK_EVERY):
+                this.halt.set()
+                this.join()  # a second signal ends the process
+            else:
+                waiting.look()
+    if this.error is not None:
+        raise this.error
+    if this.report is None:
+        raise Complaint("the recovery ended without a report")
+    return this.report
+
+
+class _Waiting:
+    """What the recovery waits for, told on stderr: a moving picture on a terminal, else a line per step."""
+
+    def __init__(self, log: Log, sagas: tuple[str, ...]) -> None:
+        self._log = log
+        self._pending = dict.fromkeys(sagas or log.unfinished().saga_ids)
+        self._total = len(self._pending)
+        self._since: dict[InDoubt, float] = {}
+        self._lock = threading.Lock()
+        self._tell = False
+
+    def ended(self, saga_id: str, verdict: str, reason: str) -> None:
+        """A saga has its verdict; called on the recovery's threads."""
+        with self._lock:
+            self._pending.pop(saga_id, None)
+            for step in [step for step in self._since if step.saga_id == saga_id]:
+                del self._since[step]
+
+    def look(self) -> None:
+        """See what is waited for now."""
+        with self._lock:
+            pending = list(self._pending)
+        now = time.monotonic()
+        for step in (step for saga_id in pending for step in in_doubt(self._log, saga_id)):
+            with self._lock:
+                if step.saga_id in self._pending and step not in self._since:
+                    self._since[step] = now
+                    if self._tell:
+                        complain(f"waiting up to {step.seconds:g} s for {plain(step)}")
+
+    @contextmanager
+    def shown(self, *, quiet: bool) -> Generator[None]:
+        """Show it while the block runs."""
+        if quiet or not sys.stderr.isatty():
+            self._tell = not quiet
+            yield
+            return
+        from rich.live import Live
+
+        with Live(console=console_on(sys.stderr), get_renderable=self._picture, transient=True, refresh_per_second=4):
+            yield
+
+    def _picture(self) -> Group:
+        from rich.console import Group
+
+        now = time.monotonic()
+        with self._lock:
+            done = self._total - len(self._pending)
+            waits = sorted((max(0.0, since + step.seconds - now), str(step)) for step, since in self._since.items())
+        lines = [ink(f"recovering: {done} of {counted(self._total, 'saga')}", "bold")]
+        lines += [ink(f"  waiting {left:3.0f} s for {said}", "dim") for left, said in waits[:SHOWN_WAITS]]
+        if len(waits) > SHOWN_WAITS:
+            lines.append(ink(f"  and for {counted(len(waits) - SHOWN_WAITS, 'more step')}", "dim"))
+        return Group(*lines)
+
+
+def _print_report(report: RecoveryReport, *, dry_run: bool) -> None:
+    from rich.padding import Padding
+
+    console = console_on(sys.stdout)
+    counts: list[str] = []
+    for outcome, (word, style) in _OUTCOMES.items():
+        sagas: tuple[str, ...] = getattr(report, outcome)
+        if sagas:
+            counts.append(f"{len(sagas):,} {word}")
+        for saga_id in sagas:
+            put(console, ink(f"{word:<11}", style).append_text(ink(saga_id, "bold")))
+            if reason := report.reasons.get(saga_id):
+                put(console, Padding(ink(reason, "dim"), (0, 0, 0, 11), expand=False))
+    if not counts:
+        print("nothing to recover")
+        return
+    if len(counts) > 1 or len(report.recovered) > 1:
+        put(console, ink(f"{', '.join(counts)}{' (dry run: nothing was changed)' if dry_run else ''}"))
+    if report.attention:
+        put(console, ink("agent-saga show SAGA says what to do about each"))
+    if report.damaged:
+        put(console, ink("agent-saga verify names the damaged places"))

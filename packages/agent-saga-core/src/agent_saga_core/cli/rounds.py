@@ -1,0 +1,112 @@
+"""One recovery on a thread of its own, so that the main thread is free for signals and for the screen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from agent_saga_core.errors import SagaError
+from agent_saga_core.log.base import Log
+from agent_saga_core.recovery import RecoveryReport, recover
+from agent_saga_core.state import StepStatus, fold
+
+__all__ = ["InDoubt", "Round", "in_doubt"]
+
+
+class Round(threading.Thread):
+    """A recovery under way. A daemon thread: a compensator that never returns does not keep the process.
+
+    Attributes:
+        halt: When set, no further saga is begun and those that wait are handed back.
+        report: What it came to, once it has ended.
+        error: What ended it instead.
+        ended: Whether there will be no more of it.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        sagas: Sequence[str] = (),
+        *,
+        halt: threading.Event,
+        dry_run: bool,
+        concurrency: int,
+        retry: bool,
+        progress: Callable[[str, str, str], None],
+        at_end: Callable[[], None],
+    ) -> None:
+        super().__init__(name="agent-saga-recovery", daemon=True)
+        self.halt = halt
+        self.report: RecoveryReport | None = None
+        self.error: BaseException | None = None
+        self.ended = False
+        self._concurrency = max(1, concurrency)
+        self._sagas: Sequence[str] = tuple(dict.fromkeys(sagas))
+        self._recover = partial(
+            recover, log, dry_run=dry_run, concurrency=concurrency, retry=retry, stop=halt, progress=progress
+        )
+        self._at_end = at_end
+
+    def run(self) -> None:
+        """Recover; whatever happens is kept for the main thread."""
+        try:
+            self.report = self._run()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended = True
+            self._at_end()
+
+    def _run(self) -> RecoveryReport:
+        match self._sagas:
+            case ():
+                return self._recover()
+            case (saga_id,):
+                return self._recover(saga_id=saga_id)
+            case several:
+                with ThreadPoolExecutor(max_workers=min(self._concurrency, len(several))) as pool:
+                    return _merged(list(pool.map(self._one, several)))
+
+    def _one(self, saga_id: str) -> RecoveryReport:
+        return self._recover(saga_id=saga_id)
+
+
+def _merged(reports: Sequence[RecoveryReport]) -> RecoveryReport:
+    return RecoveryReport(
+        recovered=tuple(found for report in reports for found in report.recovered),
+        attention=tuple(found for report in reports for found in report.attention),
+        untouched=tuple(found for report in reports for found in report.untouched),
+        live=tuple(found for report in reports for found in report.live),
+        damaged=tuple(found for report in reports for found in report.damaged),
+        reasons={saga_id: reason for report in reports for saga_id, reason in report.reasons.items()},
+    )
+
+
+class InDoubt(msgspec.Struct, frozen=True):
+    """A step whose call may still land, so that its saga is waited for."""
+
+    saga_id: str
+    step: int
+    tool: str
+    seconds: float
+    """How long its recoverer waits, from its claim on."""
+
+    def __str__(self) -> str:
+        return f"saga {self.saga_id!r}: step {self.step} {self.tool} may still land"
+
+
+def in_doubt(log: Log, saga_id: str) -> Iterator[InDoubt]:
+    """What a recovery of this process waits for in a saga that it owns; nothing while it can go on."""
+    if not log.owned(saga_id):
+        return
+    try:
+        folded = fold(log.read(saga_id), saga_id)
+    except SagaError:
+        return  # the recovery meets it too, and reports it
+    for step, attempt in folded.open_attempts():
+        if attempt.status in (StepStatus.INTENDED, StepStatus.UNKNOWN) and not attempt.accepted:
+            yield InDoubt(saga_id, step.number, step.tool, attempt.in_doubt)

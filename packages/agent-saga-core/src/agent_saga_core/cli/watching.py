@@ -1,0 +1,231 @@
+"""`recover --watch`: the daemon."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+import msgspec
+
+from agent_saga_core.cli.failures import DONE, Complaint, line_of
+from agent_saga_core.cli.options import import_modules, open_existing, stdout_kept
+from agent_saga_core.cli.rounds import Round
+from agent_saga_core.cli.screen import plain
+from agent_saga_core.cli.stopping import Stop
+from agent_saga_core.errors import LogCorrupted, SagaNotFound
+from agent_saga_core.log.base import Log
+
+__all__ = ["Watch"]
+
+MAX_ROUNDS: Final = 16
+"""Rounds at once. Each of them but one waits for something in doubt; new sagas are not to wait behind those."""
+MAX_BACKOFF: Final = 60.0
+"""Longest pause between two tries to reach the log, in seconds."""
+
+_logger = logging.getLogger("agent_saga")
+_LASTING = (Complaint, SagaNotFound, LogCorrupted)
+"""What trying again does not mend."""
+_LEVELS: Final = {"attention": logging.WARNING, "damaged": logging.ERROR}
+
+
+class Watch:
+    """Recovers again and again until it is asked to stop.
+
+    A round that waits for something in doubt does not hold up the others: the next one is started beside it. Each
+    finding is told once, and again only when it has changed. A log that cannot be reached is said once, tried again
+    after growing pauses, and said once more when it is back.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        sagas: tuple[str, ...],
+        *,
+        modules: tuple[str, ...],
+        dry_run: bool,
+        concurrency: int,
+        interval: float,
+        as_json: bool,
+        stop: Stop,
+    ) -> None:
+        self._url = url
+        self._sagas = sagas
+        self._modules = modules
+        self._dry_run = dry_run
+        self._concurrency = concurrency
+        self._interval = interval
+        self._as_json = as_json
+        self._stop = stop
+        self._log: Log | None = None
+        self._halt = threading.Event()
+        self._rounds: list[Round] = []
+        self._told: dict[str, tuple[str, str]] = {}
+        self._telling = threading.Lock()
+        self._started = False
+        self._failures = 0
+
+    def run(self) -> int:
+        """Watch; return the exit code.
+
+        Raises:
+            Complaint: An argument is wrong.
+            SagaNotFound: A saga that was named is not there.
+            LogCorrupted: What is there is no log any more.
+        """
+        with _logging_to(sys.stdout if self._as_json else sys.stderr, self._as_json), stdout_kept():
+            import_modules(self._modules)
+            try:
+                self._loop()
+            finally:
+                self._end()
+            _say(logging.INFO, "stopped", "stopped")
+        return DONE
+
+    def _loop(self) -> None:
+        due = 0.0
+        while not self._stop.requested:
+            try:
+                self._collect()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._interval
+                    self._start_round()
+            except _LASTING:
+                raise
+            except Exception as error:
+                due = time.monotonic() + self._failed(error)
+            self._stop.wait(max(0.0, due - time.monotonic()))
+
+    def _start_round(self) -> None:
+        if self._halt.is_set() and self._rounds:
+            return  # they use the log that failed, and are about to end
+        if self._halt.is_set():
+            self._close()
+        if self._log is None:
+            self._log = open_existing(self._url)
+            self._halt = threading.Event()
+            if not self._started:
+                self._started = True
+                _say(logging.INFO, "watching", f"watching {self._log.url}", log=self._log.url, pid=os.getpid())
+        if len(self._rounds) < MAX_ROUNDS:
+            this = Round(
+                self._log,
+                self._sagas,
+                halt=self._halt,
+                dry_run=self._dry_run,
+                concurrency=self._concurrency,
+                retry=False,
+                progress=self._found,
+                at_end=self._stop.wake,
+            )
+            self._rounds.append(this)
+            this.start()
+
+    def _collect(self) -> None:
+        """Take the rounds that have ended; raise what ended one of them, if it was no report."""
+        ended = [each for each in self._rounds if each.ended]
+        self._rounds = [each for each in self._rounds if not each.ended]
+        for each in ended:
+            if each.error is not None:
+                raise each.error if isinstance(each.error, Exception) else RuntimeError(type(each.error).__name__)
+            if each.report is not None:
+                if self._failures:
+                    _say(logging.INFO, "available", "the log can be used again")
+                self._failures = 0
+                self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
+
+    def _failed(self, error: Exception) -> float:
+        """Something failed that may pass: say so once; return the seconds until the next try."""
+        self._halt.set()
+        if not self._failures:
+            said = f"{line_of(error)} Trying again."
+            _say(logging.ERROR, "unavailable", said, error=type(error).__name__)
+        self._failures = min(self._failures + 1, 16)
+        return min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
+
+    # --- findings
+
+    def _found(self, saga_id: str, verdict: str, reason: str) -> None:
+        """A saga has a verdict; called on the threads of the rounds."""
+        if verdict == "live":  # perhaps our own, in a round that waits
+            return
+        with self._telling:
+            if self._told.get(saga_id) == (verdict, reason):
+                return
+            if verdict != "recovered" or self._dry_run:
+                self._told[saga_id] = (verdict, reason)
+        word = "would recover" if verdict == "recovered" and self._dry_run else verdict
+        said = f"{word} {saga_id}: {reason}" if reason else f"{word} {saga_id}"
+        _say(_LEVELS.get(verdict, logging.INFO), verdict, said, saga=saga_id, reason=reason, dry_run=self._dry_run)
+
+    def _forget(self, still: set[str]) -> None:
+        """What a round no longer met is told anew if it comes back."""
+        if not self._dry_run:
+            with self._telling:
+                self._told = {saga_id: told for saga_id, told in self._told.items() if saga_id in still}
+
+    # --- ending
+
+    def _end(self) -> None:
+        """Finish what is in hand, hand back what waits, close."""
+        self._halt.set()
+        for each in self._rounds:
+            each.join()
+        self._rounds.clear()
+        try:
+            self._close()
+        except Exception as error:
+            _say(logging.ERROR, "unavailable", line_of(error), error=type(error).__name__)
+
+    def _close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+
+def _say(level: int, event: str, message: str, **facts: Any) -> None:
+    _logger.log(level, "%s", plain(message), extra={"event": event, "facts": facts})
+
+
+class _Lines(logging.Formatter):
+    """A line per event, for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`; no line is ever broken."""
+        return f"{_time(record)} {record.levelname} {plain(record.getMessage())}"
+
+
+class _JsonLines(logging.Formatter):
+    """A JSON object per event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        line = {"time": _time(record), "level": record.levelname, "event": getattr(record, "event", "log")}
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        return msgspec.json.encode({**line, **facts, "message": record.getMessage()}).decode()
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def _logging_to(stream: TextIO, as_json: bool) -> Generator[None]:
+    """Everything that agent-saga logs goes to `stream`, once, whatever the imported modules configure."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_JsonLines() if as_json else _Lines())
+    former = _logger.level, _logger.propagate
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+    try:
+        yield
+    finally:
+        _logger.removeHandler(handler)
+        _logger.level, _logger.propagate = former
