@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -89,6 +90,45 @@ def test_the_demo_as_a_process(tmp_path: Path) -> None:
     dead = re.search(r"processes (\d+) and (\d+)", out)
     recovered_by = re.search(r"Process (\d+):", out)
     assert dead and recovered_by and len({*dead.groups(), *recovered_by.groups()}) == 3
+
+
+STANDING_IN_ACT_3 = """
+import signal, sys
+from agent_saga_core.demo import acts
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+wait = acts.Play._wait_held
+
+def stand(self, processes):
+    wait(self, processes)
+    print("HELD", flush=True)
+    signal.pause()
+
+acts.Play._wait_held = stand
+sys.exit(acts.main())
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_demo_that_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    marker = f"demo-{uuid.uuid4().hex}"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "AGENT_SAGA_DEMO_MARKER": marker, "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(
+        [sys.executable, "-c", STANDING_IN_ACT_3],
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert any(line == "HELD\n" for line in process.stdout)
+            if Path("/proc/self/environ").exists():
+                assert len(running_with(marker)) == 4  # the demo, the service and two agents
+            process.send_signal(number)
+            process.communicate(timeout=BOUND)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert running_with(marker) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("cli", [True, False], ids=["with the CLI", "core alone"])

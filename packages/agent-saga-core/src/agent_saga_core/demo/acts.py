@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -292,6 +293,36 @@ def _recovery(log: str) -> tuple[list[str], str]:
     return [sys.executable, "-m", "agent_saga_core", *words], " ".join(["agent-saga", *words])
 
 
+@contextmanager
+def _environment(service: Service) -> Generator[None]:
+    """Name the service to the tools, here and in the processes that are started."""
+    former = os.environ.get(trip.URL_VARIABLE)
+    os.environ[trip.URL_VARIABLE] = service.url
+    try:
+        yield
+    finally:
+        del os.environ[trip.URL_VARIABLE]
+        if former is not None:
+            os.environ[trip.URL_VARIABLE] = former
+
+
+@contextmanager
+def _tidy_after_sigterm() -> Generator[None]:
+    """Turn SIGTERM into an exit that leaves every `with` block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not this thread's to take
+        return
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    former = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Perform the demo on stdout.
 
@@ -301,22 +332,17 @@ def main(argv: list[str] | None = None) -> int:
     argparse.ArgumentParser(prog="agent-saga demo", description=__doc__).parse_args(argv or [])
     screen = Screen(sys.stdout)
     started = time.monotonic()
-    former = os.environ.get(trip.URL_VARIABLE)
     try:
         with (
+            _tidy_after_sigterm(),
             tempfile.TemporaryDirectory(prefix="agent-saga-demo-") as directory,
             Service.start(Path(directory) / "ledger.db", ready_timeout=BOUND) as service,
+            _environment(service),
         ):
-            os.environ[trip.URL_VARIABLE] = service.url
             Play(service, Path(directory), screen).perform()
     except Untrue as untrue:
         print(f"agent-saga demo: the ledger does not show that {untrue}", file=sys.stderr)
         return 1
-    finally:
-        if former is None:
-            os.environ.pop(trip.URL_VARIABLE, None)
-        else:
-            os.environ[trip.URL_VARIABLE] = former
     seconds = time.monotonic() - started
     screen.line(Cell(f"  {seconds:.1f} s. Every process has ended, the log and the ledger are deleted.", "dim"))
     return 0
