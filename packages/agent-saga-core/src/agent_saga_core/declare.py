@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from agent_saga_core import paths, registry, values
@@ -85,7 +86,7 @@ class Observation:
     detail: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Undo:
     """A declared inverse: a compensator and where each of its arguments comes from. Made by `undo` and its kin."""
 
@@ -95,7 +96,7 @@ class Undo:
     paths: Mapping[str, paths.Path]
     literals: Mapping[str, Any]
 
-    @property
+    @cached_property
     def from_arguments(self) -> bool:
         """Whether it can be derived before the call, without the result."""
         return all(path.root != "result" for path in self.paths.values())
@@ -104,6 +105,11 @@ class Undo:
     def covers_unknown(self) -> bool:
         """Whether it may be run although nobody knows whether the effect happened."""
         return self.from_arguments and self.if_absent != "unsafe"
+
+    @cached_property
+    def stored_paths(self) -> dict[str, str]:
+        """The paths as the log holds them."""
+        return {name: str(path) for name, path in self.paths.items()}
 
     def kwargs(self, roots: Mapping[str, object]) -> dict[str, Any]:
         """The compensator's arguments; raises `paths.PathMissing`."""

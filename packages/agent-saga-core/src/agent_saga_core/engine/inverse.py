@@ -83,9 +83,9 @@ def stored_at_intent(
 
 def _declared(undo: Undo) -> dict[str, Any]:
     """An inverse that needs the result, as a declaration that another process can derive from."""
-    stored = _stored(undo.handler, undo.literals)
-    stored["paths"] = {name: str(path) for name, path in undo.paths.items()}
-    return stored
+    if undo.handler is not None and not undo.literals:
+        return {"handler": undo.handler, "kwargs": {}, "paths": undo.stored_paths}
+    return {**_stored(undo.handler, undo.literals), "paths": undo.stored_paths}
 
 
 def from_result(
