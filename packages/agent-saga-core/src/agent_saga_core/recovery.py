@@ -205,7 +205,8 @@ def _leave_alone(job: _Job, folded: SagaFold) -> bool:
             job.ends("untouched", f"it is {folded.status}")
         case SagaStatus.SUSPENDED if folded.deadline is not None and now < folded.deadline:
             job.ends("untouched", "it is suspended and its deadline has not passed")
-        case SagaStatus.RUNNING if now - folded.last_time < folded.orphan_after:
+        # Without a grace the clocks must not matter: one that is behind would make every orphan look young.
+        case SagaStatus.RUNNING if folded.orphan_after > 0 and now - folded.last_time < folded.orphan_after:
             job.ends("untouched", f"its framework may resume it first, for {folded.orphan_after:g} s")
         case SagaStatus.NEEDS_ATTENTION if not (job.asked or folded.waiting):
             job.ends("attention", str(folded.report()))
