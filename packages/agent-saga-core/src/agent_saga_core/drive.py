@@ -58,12 +58,16 @@ def drive(flow: Flow[T], run: Run) -> T:
         LogUnavailable: The log failed; the flow was ended where it stood.
     """
     answer: Any = None
-    while True:
-        try:
-            effect = flow.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = _decide(effect, run) if isinstance(effect, Append) else _perform(effect, run)
+    try:
+        while True:
+            try:
+                effect = flow.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = _decide(effect, run) if isinstance(effect, Append) else _perform(effect, run)
+    except BaseException:
+        flow.close()  # now, not when the traceback is let go: what it holds must be free for the next try
+        raise
 
 
 async def adrive(flow: Flow[T], run: Run, held: list[asyncio.CancelledError], *, shield: bool = False) -> T:
@@ -73,21 +77,25 @@ async def adrive(flow: Flow[T], run: Run, held: list[asyncio.CancelledError], *,
     `held`, and the caller raises it when the flow has ended. With `shield` no effect is cut short at all.
     """
     answer: Any = None
-    while True:
-        try:
-            effect = flow.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(effect, Append):
-            answer = _decide(effect, run)
-        elif isinstance(effect, Flush):
-            answer = await _aflush(run, None if effect.heed and not shield else held)
-        elif isinstance(effect, Call):
-            answer = await _acall(effect, run, held)
-        elif isinstance(effect, CancelRunning | Write):
-            answer = _perform(effect, run)
-        else:
-            answer = await _await_effect(effect, run, held, shield)
+    try:
+        while True:
+            try:
+                effect = flow.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(effect, Append):
+                answer = _decide(effect, run)
+            elif isinstance(effect, Flush):
+                answer = await _aflush(run, None if effect.heed and not shield else held)
+            elif isinstance(effect, Call):
+                answer = await _acall(effect, run, held)
+            elif isinstance(effect, CancelRunning | Write):
+                answer = _perform(effect, run)
+            else:
+                answer = await _await_effect(effect, run, held, shield)
+    except BaseException:
+        flow.close()
+        raise
 
 
 def _decide(effect: Append, run: Run) -> Any:
@@ -118,7 +126,7 @@ def _perform(effect: Effect, run: Run) -> Any:
         case Wait():
             return _wait(effect, run)
         case CancelRunning():
-            _cancel_running(run)
+            _cancel_running(run, effect.scope)
         case Blocking():
             return _blocking(effect)
     return None

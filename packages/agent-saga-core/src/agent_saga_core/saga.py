@@ -467,20 +467,22 @@ class Saga:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        run = self._leaving()
-        if run is None:
-            return False
-        with SignalHold(run.may_unwind(error)) as hold:
-            while True:
-                try:
-                    result = self._ended(run, drive(self._end_flow(run, error), run), error)
+        interruptions: list[BaseException] = []
+        while True:
+            try:
+                run = self._leaving()
+                if run is None:
+                    result = None
                     break
-                except _LOG_ERRORS as failed:
-                    result = self._log_failed(run, failed, error)
-                    break
-                except (KeyboardInterrupt, SystemExit) as interruption:
-                    hold.interruptions.append(interruption)
-        return self._raise_or_not(run, result, error, hold.interruptions)
+                with SignalHold(interruptions, needed=run.may_unwind(error)):
+                    try:
+                        result = self._ended(run, drive(self._end_flow(run, error), run), error)
+                    except _LOG_ERRORS as failed:
+                        result = self._log_failed(run, failed, error)
+                break
+            except (KeyboardInterrupt, SystemExit) as interruption:  # once more, from where the records are
+                interruptions.append(interruption)
+        return self._raise_or_not(result, error, interruptions)
 
     def __aenter__(self) -> Any:
         return self._aenter(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
@@ -503,25 +505,27 @@ class Saga:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        run = self._leaving()
-        if run is None:
-            return False
+        interruptions: list[BaseException] = []
         held: list[asyncio.CancelledError] = []
-        with SignalHold(run.may_unwind(error)) as hold:
-            while True:
-                try:
-                    report = await adrive(self._end_flow(run, error), run, held, shield=True)
-                    result = self._ended(run, report, error)
+        while True:
+            try:
+                run = self._leaving()
+                if run is None:
+                    result = None
                     break
-                except _LOG_ERRORS as failed:
-                    result = self._log_failed(run, failed, error)
-                    break
-                except (KeyboardInterrupt, SystemExit) as interruption:
-                    hold.interruptions.append(interruption)
-        if held and run.fold.status is SagaStatus.COMMITTED and not self._scope:
+                with SignalHold(interruptions, needed=run.may_unwind(error)):
+                    try:
+                        report = await adrive(self._end_flow(run, error), run, held, shield=True)
+                        result = self._ended(run, report, error)
+                    except _LOG_ERRORS as failed:
+                        result = self._log_failed(run, failed, error)
+                break
+            except (KeyboardInterrupt, SystemExit) as interruption:
+                interruptions.append(interruption)
+        if held and run is not None and run.fold.status is SagaStatus.COMMITTED and not self._scope:
             _redeliver(held[0])  # right after the scope: its normal end says that the saga committed
             held.clear()
-        return self._raise_or_not(run, result, error, [*hold.interruptions, *held])
+        return self._raise_or_not(result, error, [*interruptions, *held])
 
     def _entering(self, frame: FrameType) -> Flow[None] | None:
         """Decide what entering means: a savepoint (None), or a saga to be opened by the returned flow."""
@@ -667,16 +671,15 @@ class Saga:
         return raised
 
     def _raise_or_not(
-        self, run: Run, result: BaseException | None, error: BaseException | None, interruptions: list[Any]
+        self, result: BaseException | None, error: BaseException | None, interruptions: list[BaseException]
     ) -> bool:
         """Let the right exception out: interruptions as themselves, else what the end came to, else the body's own."""
-        first: BaseException | None = run.exit_by if not self._scope else None
-        for candidate in interruptions:
-            first = first or candidate
+        exit_by = self._opened.exit_by if self._opened is not None and not self._scope else None
+        first: BaseException | None = exit_by or (interruptions[0] if interruptions else None)
         if isinstance(error, Exception) or error is None:
             if isinstance(first, asyncio.CancelledError):
                 first = asyncio.CancelledError(*first.args)  # plain: asyncio.timeout looks at the exact type
-            if first is not None and not (isinstance(result, RollbackIncomplete) and first is run.exit_by):
+            if first is not None and not (isinstance(result, RollbackIncomplete) and first is exit_by):
                 _note(first, result, self.report)
                 raise first from error
             if result is not None:

@@ -17,23 +17,30 @@ class SignalHold:
     SIGKILL, are not held: recovery is for those.
 
     Args:
+        interruptions: Where the exceptions of the former handlers are put, to be raised afterwards.
         needed: False to hold nothing: swapping handlers costs as much as a flush of a fast disk.
-
-    Attributes:
-        interruptions: What its user caught while it was open, to be raised afterwards.
     """
 
     _open: ClassVar[int] = 0
     _former: ClassVar[dict[int, Any]] = {}
     _received: ClassVar[list[int]] = []
 
-    def __init__(self, needed: bool = True) -> None:
-        self.interruptions: list[BaseException] = []
-        self._counts = needed
+    def __init__(self, interruptions: list[BaseException], *, needed: bool = True) -> None:
+        self._interruptions = interruptions
+        self._needed = needed and threading.current_thread() is threading.main_thread()
+        self._counts = False
 
     def __enter__(self) -> Self:
-        self._counts = self._counts and threading.current_thread() is threading.main_thread()
-        if self._counts:
+        try:
+            self._swap()
+        except BaseException:  # a signal that came before the handlers were ours
+            self.__exit__()
+            raise
+        return self
+
+    def _swap(self) -> None:
+        if self._needed:
+            self._counts = True
             SignalHold._open += 1
             if SignalHold._open == 1:
                 for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,11 +48,11 @@ class SignalHold:
                     if former is not None:  # None: installed by C code, not ours to replace
                         SignalHold._former[number] = former
                         signal.signal(number, SignalHold._record)
-        return self
 
     def __exit__(self, *_: object) -> None:
         if not self._counts:
             return
+        self._counts = False
         SignalHold._open -= 1
         if SignalHold._open:
             return
@@ -58,7 +65,7 @@ class SignalHold:
             try:
                 signal.raise_signal(number)
             except BaseException as interruption:  # the former handler's own exception, due after the rollback
-                self.interruptions.append(interruption)
+                self._interruptions.append(interruption)
 
     @staticmethod
     def _record(number: int, frame: FrameType | None) -> None:

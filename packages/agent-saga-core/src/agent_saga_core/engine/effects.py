@@ -153,9 +153,12 @@ class Wait:
 
 
 class CancelRunning:
-    """Ask every running async forward call to stop."""
+    """Ask the running async forward calls of `scope`, and of savepoints inside it, to stop."""
 
-    __slots__ = ()
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
 
 
 class Blocking:

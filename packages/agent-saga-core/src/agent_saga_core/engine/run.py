@@ -143,6 +143,8 @@ class Run:
         self.ticket = 0
         self.waiters: list[Callable[[], None]] = []
         self.running: dict[object, Running] = {}
+        self.flows: dict[object, str] = {}
+        self.ended: set[str] = set()
         self.busy: set[Attempted] = set()
         self.born: dict[Attempted, float] = {}
         self.local: dict[Attempted, LocalUndo] = {}
@@ -157,6 +159,7 @@ class Run:
         self.refusals = 0
         self.closing = False
         self.over = False
+        self.stale = False
         self.suspended = False
         self.replay_only = False
         self.diverged: str | None = None
@@ -165,6 +168,7 @@ class Run:
     def append(self, drafts: Sequence[Draft]) -> None:
         """Number, append and fold records. Under the lock."""
         fold = self.fold
+        self.stale = True
         number, epoch = fold.next_n, fold.epoch or 1
         now = self.clock.time()
         pending = self.pending
@@ -203,9 +207,19 @@ class Run:
             self.busy.discard(key)
             self.notify()
 
+    def leave(self, token: object) -> None:
+        """A step's flow appends nothing any more."""
+        with self.lock:
+            self.flows.pop(token, None)
+            self.notify()
+
+    def idle(self) -> bool:
+        """Whether the scope is over and nothing in this process can append to the saga any more."""
+        return self.over and not self.running and not self.flows
+
     def may_unwind(self, error: BaseException | None) -> bool:
         """Whether ending the scope may have to call anything: if not, an interrupted end is simply driven again."""
-        open_ends = self.running or self.unsettled or self.must_undo or self.recorded
+        open_ends = self.running or self.flows or self.unsettled or self.must_undo or self.recorded
         return error is not None or self.fold.rollback_only is not None or bool(open_ends)
 
     def is_running(self, step: int, attempt: int) -> bool:

@@ -565,7 +565,10 @@ def _abandon(run: Run, token: object) -> Transition:
     running = run.running.pop(token, None)
     if running is None:
         return [], None
-    attempt = run.fold.step(running.step).attempts[running.attempt - 1]
+    known = run.fold.steps[running.step - 1 : running.step]
+    if not known or len(known[0].attempts) < running.attempt:
+        return [], None  # interrupted before its INTENT was so much as appended
+    attempt = known[0].attempts[running.attempt - 1]
     if attempt.status is not StepStatus.INTENDED or run.fold.status.final:
         return [], None
     data: dict[str, Any] = {"step": running.step, "attempt": running.attempt}
