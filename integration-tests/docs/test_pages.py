@@ -27,9 +27,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 
 def run_page(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("AGENT_SAGA_", "PYTEST_"))
-    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AGENT_SAGA_", "PYTEST_"))}
     # `agent-saga` is the one of this environment.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     return subprocess.run(
@@ -101,7 +99,5 @@ def test_a_wrong_page_is_seen(tmp_path: Path) -> None:
 
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "# The `one` page\n[a](#the-one-page) [b](#two) [c](gone.md) [d](https://x.org/y)\n", "utf-8"
-    )
+    page.write_text("# The `one` page\n[a](#the-one-page) [b](#two) [c](gone.md) [d](https://x.org/y)\n", "utf-8")
     assert broken_links(page) == ["#two", "gone.md"]

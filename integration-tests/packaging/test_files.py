@@ -22,15 +22,9 @@ SLEEPS = {"time." + "sleep"}
 
 
 def tracked(*patterns: str) -> list[Path]:
-    run = subprocess.run(
-        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run(["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
     # uv.lock names where every archive lies: that is what a lock is for.
-    return [
-        ROOT / name
-        for name in run.stdout.split("\0")
-        if name and name != "uv.lock" and (ROOT / name).is_file()
-    ]
+    return [ROOT / name for name in run.stdout.split("\0") if name and name != "uv.lock" and (ROOT / name).is_file()]
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

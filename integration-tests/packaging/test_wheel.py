@@ -20,9 +20,7 @@ def uv(*arguments: str) -> None:
     """Run uv from its cache; where that lacks something, once more with the network."""
     program = os.environ.get("UV") or shutil.which("uv")
     assert program, "these tests need uv"
-    if subprocess.run(
-        [program, "--offline", *arguments], cwd=ROOT, capture_output=True, check=False
-    ).returncode:
+    if subprocess.run([program, "--offline", *arguments], cwd=ROOT, capture_output=True, check=False).returncode:
         subprocess.run([program, *arguments], cwd=ROOT, check=True)
 
 
@@ -42,11 +40,7 @@ def environment(folder: Path, requirement: str) -> Path:
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AGENT_SAGA_", "PYTHON", "COV"))
-    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AGENT_SAGA_", "PYTHON", "COV"))}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -63,9 +57,7 @@ def test_the_wheel_holds_the_package_its_types_and_its_license(wheel: Path) -> N
 
 def test_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     scripts = environment(tmp_path / "env", str(wheel))
-    names = run(
-        scripts / "python", "-c", "from agent_saga_core import *; print(saga_scope.__name__)", cwd=tmp_path
-    )
+    names = run(scripts / "python", "-c", "from agent_saga_core import *; print(saga_scope.__name__)", cwd=tmp_path)
     assert (names.returncode, names.stdout) == (0, "saga_scope\n"), names.stderr
 
     # Without its extra the CLI says in one line what to install.

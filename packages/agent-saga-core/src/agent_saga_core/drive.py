@@ -6,13 +6,13 @@ is the flush's answer. What the log raises leaves the driver and ends the genera
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.engine.effects import (
@@ -31,6 +31,13 @@ from agent_saga_core.engine.effects import (
 )
 from agent_saga_core.engine.run import Run
 from agent_saga_core.errors import DeclarationError
+from agent_saga_core.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = LazyModule("asyncio")
+from agent_saga_core.state import within
 
 __all__ = ["CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "adrive", "asleep", "current_step", "drive"]
 
@@ -144,11 +151,12 @@ def _blocking(effect: Blocking) -> Outcome:
         return Outcome(error=error)
 
 
-def _cancel_running(run: Run) -> None:
+def _cancel_running(run: Run, scope: str) -> None:
     with run.lock:
-        cancels = [running.cancel for running in run.running.values() if running.cancel is not None]
+        cancels = [r.cancel for r in run.running.values() if r.cancel is not None and within(r.call.scope, scope)]
     for cancel in cancels:
-        cancel()
+        with suppress(RuntimeError):  # its loop is closed, and nothing of the call runs any more
+            cancel()
 
 
 def _wait(effect: Wait, run: Run) -> bool:

@@ -6,12 +6,10 @@ back through compensators registered by name. `resolve` is how a person says wha
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -30,10 +28,18 @@ from agent_saga_core.errors import (
     SagaNotFound,
     SagaNotRunning,
 )
+from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log import open_log
 from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record, RecordType
 from agent_saga_core.state import Attempt, SagaFold, SagaHead, SagaState, SagaStatus, Step, StepStatus, fold
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent import futures
+else:
+    asyncio = LazyModule("asyncio")
+    futures = LazyModule("concurrent.futures")
 
 __all__ = [
     "RecoveryReport",
@@ -369,7 +375,7 @@ def _each(flow: Callable[[_Job], Flow[None]], jobs: list[_Job], concurrency: int
         for job in jobs:
             work(job)
         return
-    with ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="agent-saga-recover") as pool:
+    with futures.ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="agent-saga-recover") as pool:
         for _ in pool.map(work, jobs):
             pass
 

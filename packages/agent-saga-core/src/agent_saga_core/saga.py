@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -10,7 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, Observation, StepSpec
@@ -33,11 +32,17 @@ from agent_saga_core.errors import (
     SagaBusy,
     SagaNotRunning,
 )
+from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
 from agent_saga_core.registry import accepts_key, annotations_of
 from agent_saga_core.signals import SignalHold
 from agent_saga_core.state import Report, SagaStatus, StepState
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = LazyModule("asyncio")
 
 __all__ = ["Saga", "check_saga_id", "current_saga", "saga_scope"]
 
@@ -677,7 +682,7 @@ class Saga:
         exit_by = self._opened.exit_by if self._opened is not None and not self._scope else None
         first: BaseException | None = exit_by or (interruptions[0] if interruptions else None)
         if isinstance(error, Exception) or error is None:
-            if isinstance(first, asyncio.CancelledError):
+            if first is not None and isinstance(first, asyncio.CancelledError):
                 first = asyncio.CancelledError(*first.args)  # plain: asyncio.timeout looks at the exact type
             if first is not None and not (isinstance(result, RollbackIncomplete) and first is exit_by):
                 _note(first, result, self.report)
@@ -707,7 +712,7 @@ def _redeliver(cancelled: asyncio.CancelledError) -> None:
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     # Unlike `get_running_loop`, it says None instead of raising, which every synchronous step would pay for.
-    return asyncio._get_running_loop()
+    return asyncio._get_running_loop() if "asyncio" in sys.modules else None
 
 
 def _spec(

@@ -25,6 +25,7 @@ __all__ = [
     "StepState",
     "StepStatus",
     "fold",
+    "within",
 ]
 
 
@@ -207,6 +208,11 @@ class Attempt:
         )
 
 
+def within(inner: str, scope: str) -> bool:
+    """Whether `inner` is `scope` or a savepoint inside it."""
+    return not scope or inner == scope or inner.startswith(f"{scope}/")
+
+
 class Step:
     """The attempts of one call identity."""
 
@@ -229,7 +235,7 @@ class Step:
 
     def within(self, scope: str) -> bool:
         """Whether it belongs to `scope` or to a savepoint inside it."""
-        return not scope or self.scope == scope or self.scope.startswith(f"{scope}/")
+        return within(self.scope, scope)
 
     def view(self) -> StepState:
         """A frozen copy."""

@@ -7,13 +7,13 @@ from typing import Any
 
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.engine.effects import Append, CancelRunning, Flow, Flush, Sleep, Transition, Wait
-from agent_saga_core.engine.run import Run, Running
+from agent_saga_core.engine.run import Run
 from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.engine.unwind import roll_back, unwind
 from agent_saga_core.records import RecordType
-from agent_saga_core.state import Report, SagaStatus
+from agent_saga_core.state import Report, SagaStatus, within
 
-__all__ = ["abort", "drain", "finish", "finish_savepoint", "suspend"]
+__all__ = ["abort", "drain", "finish", "finish_savepoint", "leave_savepoint", "suspend"]
 
 CANCEL_GRACE = 5.0
 """Seconds for cancelled calls to hear of it. One that ignores its cancellation is then reported as still running."""
@@ -45,33 +45,40 @@ def finish(run: Run, error: BaseException | None) -> Flow[Report]:
 def finish_savepoint(run: Run, scope: str) -> Flow[bool]:
     """Undo a savepoint's own steps; returns whether nothing of them is left. If not, the saga is rollback-only."""
     patient_until = run.clock.monotonic() + run.options.drain_timeout
-    yield from drain(run, scope, run.options.drain_timeout)
+    yield from leave_savepoint(run, scope)
     clean: bool = yield from unwind(run, scope, patient_until)
     if not clean:
         yield from abort(run, f"savepoint {scope!r} could not be undone")
     return clean
 
 
+def leave_savepoint(run: Run, scope: str) -> Flow[None]:
+    """No step starts in `scope` any more, and those in flight have ended (or the drain time has)."""
+    yield Append(partial(_end_scope, run, scope))
+    yield from drain(run, scope, run.options.drain_timeout)
+
+
+def _end_scope(run: Run, scope: str) -> Transition:
+    run.ended.add(scope)
+    return [], None
+
+
 def drain(run: Run, scope: str, seconds: float) -> Flow[bool]:
-    """Wait for the running calls of `scope`; cancel async ones only when `seconds` are over."""
+    """Wait for the steps of `scope`, their settling included; cancel async calls only when `seconds` are over."""
     idle: bool = yield Wait(partial(_idle, run, scope), seconds)
     if not idle:
-        yield CancelRunning()
+        yield CancelRunning(scope)
         idle = yield Wait(partial(_uncancellable, run, scope), CANCEL_GRACE)
     return idle
 
 
-def _within(running: Running, scope: str) -> bool:
-    own = running.call.scope
-    return not scope or own == scope or own.startswith(f"{scope}/")
-
-
 def _idle(run: Run, scope: str) -> bool:
-    return not any(_within(running, scope) for running in run.running.values())
+    scopes = [running.call.scope for running in run.running.values()]
+    return not any(within(inner, scope) for inner in [*scopes, *run.flows.values()])
 
 
 def _uncancellable(run: Run, scope: str) -> bool:
-    return not any(_within(running, scope) and running.cancel is not None for running in run.running.values())
+    return not any(within(r.call.scope, scope) and r.cancel is not None for r in run.running.values())
 
 
 def _close(run: Run) -> Transition:
@@ -116,6 +123,7 @@ def _commit(run: Run) -> Transition:
                 return [(RecordType.ABORT, {"reason": f"step {step.number} {step.tool!r} is not settled"})], None
     run.over = True
     run.append([(RecordType.COMMITTED, {})])
+    run.stale = False
     return [], fold.report()
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.declare import StepSpec
 from agent_saga_core.engine.effects import Draft
-from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record
 from agent_saga_core.state import Attempt, SagaFold, Step
 from agent_saga_core.values import Encoded
+
+if TYPE_CHECKING:
+    from agent_saga_core.log.base import Log
 
 __all__ = ["Attempted", "LocalUndo", "Options", "Run", "Running", "StepCall"]
 

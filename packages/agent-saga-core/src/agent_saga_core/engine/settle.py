@@ -66,7 +66,7 @@ def take(run: Run, step: Step, attempt: Attempt) -> Transition:
     return [], True
 
 
-def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool) -> Flow[Settled]:
+def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool, held: bool = False) -> Flow[Settled]:
     """Settle one attempt now, without waiting.
 
     Args:
@@ -75,9 +75,10 @@ def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool) -> Flow[Settle
         attempt: The attempt, UNKNOWN (or INTENDED by a process that is gone).
         keep: Whether an effect that has landed, with a result, may stand. Not if the caller has already heard of an
             error: then it is undone.
+        held: Whether the caller has reserved the attempt already.
     """
     key = (step.number, attempt.number)
-    if not (yield Append(partial(take, run, step, attempt))):
+    if not held and not (yield Append(partial(take, run, step, attempt))):
         return Settled.ELSEWHERE
     try:
         if attempt.status in (StepStatus.INTENDED, StepStatus.PAUSED):
@@ -141,6 +142,8 @@ def _probe(run: Run, step: Step, attempt: Attempt) -> Flow[Observation | None]:
         return None
     args = values.decode_args(attempt.args, spec.hints if spec is not None else {}, strict=False)
     outcome: Outcome = yield Call("probe", partial(probe, args, attempt.forward_key))
+    if isinstance(outcome.error, KeyboardInterrupt | SystemExit):
+        run.exit_by = run.exit_by or outcome.error
     # A probe that fails, or answers with something else, has seen nothing.
     return outcome.value if outcome.error is None and isinstance(outcome.value, Observation) else None
 

@@ -36,7 +36,7 @@ from agent_saga_core.errors import (
     StepUnknown,
 )
 from agent_saga_core.records import RecordType
-from agent_saga_core.state import SETTLED_ABSENT, Attempt, SagaStatus, Step, StepStatus
+from agent_saga_core.state import SETTLED_ABSENT, Attempt, SagaStatus, Step, StepStatus, within
 
 __all__ = ["StepRequest", "abandon", "step"]
 
@@ -65,8 +65,23 @@ class _Found:
 def step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
     """Run one call as a step; returns the `Outcome` that its caller returns or raises.
 
-    `token` is the caller's: whatever happens to the driver in between, `abandon` finds the call by it.
+    `token` is the caller's: whatever happens to the driver in between, `abandon` finds the call by it. From its first
+    record to its last the step stands in `run.flows`: so long the scope's end waits for it, and the saga stays owned.
     """
+    try:
+        outcome = yield from _step(run, call, token)
+        if token in run.flows:
+            yield from _after_scope(run, token)
+            if outcome.error is None and run.over and run.fold.status is not SagaStatus.COMMITTED:
+                outcome = Outcome(error=_too_late(run, call.spec.tool))
+    finally:
+        run.leave(token)
+    if outcome.error is not None and run.exit_by is not None and not run.closing:
+        outcome, run.exit_by = Outcome(error=run.exit_by), None  # it struck while the step was being settled
+    return outcome
+
+
+def _step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
     approved = call.spec.semantics is not ActionSemantics.IRREVERSIBLE or call.refused is not None
     while True:
         found: _Found = yield Append(partial(_begin, run, call, token, approved))
@@ -145,11 +160,14 @@ def _begin(run: Run, call: StepCall, token: object, approved: bool) -> Transitio
     if step is not None:
         known = _known(run, call, step)
         if known is not None:
+            if known.kind == "settle":
+                run.flows[token] = call.scope
             return [], known
-    closed = _closed(run)
+    closed = _closed(run, call.scope)
     if closed is not None:
         run.refusals += 1
         return [], _Found("refused", error=closed)
+    run.flows[token] = call.scope
     if step is not None and step.last.status not in SETTLED_ABSENT:
         # REVERSIBLE, done by a process that is gone, and its state with it: it runs again.
         gone = {"step": step.number, "attempt": step.last.number, "gone": True}
@@ -195,15 +213,15 @@ def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
         return _Found("wait", step)
     if attempt.status is StepStatus.DONE:
         foreign = (step.number, attempt.number) not in run.born
-        if step.semantics is ActionSemantics.REVERSIBLE and foreign and _closed(run) is None:
+        if step.semantics is ActionSemantics.REVERSIBLE and foreign and _closed(run, call.scope) is None:
             return None
         run.met.add(step.number)
         return _Found("replay", step)
-    closed = _closed(run)
+    closed = _closed(run, call.scope)
     return _Found("refused", error=closed) if closed is not None else _Found("settle", step)
 
 
-def _closed(run: Run) -> SagaAborted | SagaNotRunning | None:
+def _closed(run: Run, scope: str) -> SagaAborted | SagaNotRunning | None:
     """Why no new step may start; None if one may."""
     fold = run.fold
     runs = fold.status is SagaStatus.RUNNING or (fold.status is SagaStatus.SUSPENDED and not run.suspended)
@@ -221,6 +239,13 @@ def _closed(run: Run) -> SagaAborted | SagaNotRunning | None:
     if run.closing:
         return SagaNotRunning(
             f"saga {run.saga_id!r} is ending and takes no new step. Start steps before the scope's end.",
+            saga_id=run.saga_id,
+            status=fold.status,
+        )
+    if run.ended and any(within(scope, ended) for ended in run.ended):
+        return SagaNotRunning(
+            f"savepoint {scope!r} of saga {run.saga_id!r} has ended and takes no new step. "
+            "Call the tool in the scope around it.",
             saga_id=run.saga_id,
             status=fold.status,
         )
@@ -281,7 +306,9 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
 
 def _launch(run: Run, token: object, running: Running, interrupted: BaseException | None) -> Transition:
     """The INTENT is durable: look again before the call. Answers why it must not be made, or None."""
-    refused = interrupted or (_closed(run) if run.closing or run.over or run.fold.rollback_only is not None else None)
+    refused = interrupted
+    if run.closing or run.over or run.ended or run.fold.rollback_only is not None:
+        refused = refused or _closed(run, running.call.scope)
     if refused is None:
         running.started = True
         return [], None
@@ -413,8 +440,6 @@ def _conclude(run: Run, call: StepCall, token: object, step: Step, attempt: Atte
                 return Outcome(error=interrupted)
     else:
         outcome = yield from _conclude_failed(run, call, token, step, attempt, outcome)
-    if run.over and (yield from _after_scope(run)) and outcome.error is None:
-        return Outcome(error=_too_late(run, spec.tool))
     return outcome
 
 
@@ -431,26 +456,31 @@ def _conclude_failed(
     if kind == "abort":
         yield Flush()
     elif kind == "settle":
-        settled = yield from settle(run, step, attempt, keep=True)
+        settled = yield from settle(run, step, attempt, keep=True, held=True)
         if settled is Settled.LANDED:
             yield Flush()
             return (yield from _replay(run, call, step))
         if settled is Settled.ABSENT:
             yield Append(partial(_settled_absent, run, call))
-        elif settled is not Settled.ELSEWHERE or attempt.unsettled:
+        else:
             yield from abort(run, f"step {step.number} {step.tool!r} failed and is not settled")
     return outcome
 
 
-def _after_scope(run: Run) -> Flow[bool]:
-    """The scope ended while a call ran: undo what it left, and give up ownership once nothing runs."""
-    if not run.over:
-        return False
-    if not run.fold.status.final:
+def _after_scope(run: Run, token: object) -> Flow[None]:
+    """A step ends. If its scope did before it: undo what is left, and give up ownership if nobody else is left."""
+    while (yield Append(partial(_outdated, run, token))):
         patient_until = run.clock.monotonic() + run.options.drain_timeout
         yield from roll_back(run, patient_until=patient_until, reason="a late result")
     yield from release(run)
-    return True
+
+
+def _outdated(run: Run, token: object) -> Transition:
+    """Whether records followed the verdict, so that there is something to do; if not, the step is over."""
+    if run.over and run.stale and not run.fold.status.final:
+        return [], True
+    run.flows.pop(token, None)
+    return [], False
 
 
 def _too_late(run: Run, tool: str) -> SagaNotRunning:
@@ -474,6 +504,8 @@ def _done(run: Run, token: object, data: dict[str, Any], local: LocalUndo | None
         run.types[running.call.spec.tool] = type(value)
     if local is not None:
         run.local[data["step"], data["attempt"]] = local
+    if not run.over:
+        run.flows.pop(token, None)  # nothing follows but a flush
     if run.fold.status.final:  # a READ_ONLY call that outlived its saga
         return [], None
     return [(RecordType.DONE, data)], None
@@ -511,6 +543,7 @@ def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outc
     refused = isinstance(error, DeclarationError)
     if refused or outcome.still_running or run.options.on_failure == "abort":
         return [*records, (RecordType.ABORT, {"reason": reason})], "abort"
+    run.busy.add((step.number, attempt.number))
     return records, "settle"
 
 
@@ -531,14 +564,27 @@ def _late(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt,
         derived = from_result(run, call.spec, step, attempt, call.args, outcome.value)
         data = done_data(run, step.number, attempt.number, outcome.value, call.spec.result_type, derived)
     absent = outcome.error is not None and call.spec.says_not_applied(outcome.error)
-    yield Append(partial(_ended_late, run, token, step, attempt, data, derived[1], absent))
-    yield from _after_scope(run)
+    tail = object()  # the caller's own flow may still be under way
+    try:
+        yield Append(partial(_ended_late, run, (token, tail), step, attempt, data, derived[1], absent))
+        yield from _after_scope(run, tail)
+    finally:
+        with run.lock:
+            run.running.pop(token, None)
+        run.leave(tail)
 
 
 def _ended_late(
-    run: Run, token: object, step: Step, attempt: Attempt, data: dict[str, Any], local: LocalUndo | None, absent: bool
+    run: Run,
+    tokens: tuple[object, object],
+    step: Step,
+    attempt: Attempt,
+    data: dict[str, Any],
+    local: LocalUndo | None,
+    absent: bool,
 ) -> Transition:
-    run.running.pop(token, None)
+    running = run.running.pop(tokens[0], None)
+    run.flows[tokens[1]] = running.call.scope if running is not None else ""
     key = (step.number, attempt.number)
     records: list[Draft] = []
     open_ = attempt.status in (StepStatus.INTENDED, StepStatus.UNKNOWN) and not run.fold.status.final
@@ -557,14 +603,20 @@ def _ended_late(
 
 def abandon(run: Run, token: object) -> Flow[None]:
     """The driver of a call was interrupted outside of the call itself (a signal, a full log): forget nothing."""
-    yield Append(partial(_abandon, run, token))
-    yield from _after_scope(run)
+    try:
+        yield Append(partial(_abandon, run, token))
+        yield from _after_scope(run, token)
+    finally:
+        with run.lock:
+            run.running.pop(token, None)
+        run.leave(token)
 
 
 def _abandon(run: Run, token: object) -> Transition:
     running = run.running.pop(token, None)
     if running is None:
         return [], None
+    run.flows[token] = running.call.scope
     known = run.fold.steps[running.step - 1 : running.step]
     if not known or len(known[0].attempts) < running.attempt:
         return [], None  # interrupted before its INTENT was so much as appended

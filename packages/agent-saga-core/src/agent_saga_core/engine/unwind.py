@@ -89,7 +89,8 @@ def _gone(step: Step, attempt: Attempt) -> Transition:
 
 
 def _rolling_back(run: Run, reason: str, retry: bool) -> Transition:
-    if run.fold.status is SagaStatus.ROLLING_BACK and not retry:
+    status = run.fold.status
+    if status.final or (status is SagaStatus.ROLLING_BACK and not retry):
         return [], None
     data: dict[str, Any] = {"reason": reason}
     if retry:
@@ -99,6 +100,8 @@ def _rolling_back(run: Run, reason: str, retry: bool) -> Transition:
 
 def _verdict(run: Run) -> Transition:
     """What is left, and the record that says so; None if something can still be undone here and now."""
+    if run.fold.status.final:  # another thread, with a late result of its own, was faster
+        return [], run.fold.report()
     remaining: dict[int, str] = {}
     accepted: list[int] = []
     waiting = True
@@ -136,6 +139,7 @@ def _verdict(run: Run) -> Transition:
 def _and_report(run: Run, records: list[Draft]) -> Transition:
     """Append now, so that the report tells of the state after the verdict."""
     run.append(records)
+    run.stale = False
     return [], run.fold.report()
 
 
@@ -154,7 +158,7 @@ def _why(step: Step, attempt: Attempt) -> str:
 
 
 def release(run: Run) -> Flow[None]:
-    """Give up ownership once no forward call of the saga runs in this process any more."""
-    idle: bool = yield Append(lambda: ([], run.over and not run.running))
+    """Give up ownership once no call of the saga runs, and no step is being settled, in this process any more."""
+    idle: bool = yield Append(lambda: ([], run.idle()))
     if idle:
         yield Blocking(lambda: run.log.release(run.saga_id))
