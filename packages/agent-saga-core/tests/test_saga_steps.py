@@ -287,7 +287,7 @@ async def test_both_attempts_have_a_refund_of_their_own(log, world):
 
     with pytest.raises(OutOfStock):
         async with saga_scope("s", log=log) as saga:
-            call = dict(args={"amount": 5}, semantics=C)
+            call = {"args": {"amount": 5}, "semantics": C}
             call["compensate"] = undo(void, if_absent="forbids", key="step.forward_key")
             with pytest.raises(TimeoutError):
                 await saga.aexecute("charge", charge, **call)
@@ -420,9 +420,7 @@ def test_awaitables_are_awaited_without_a_loop(log, way):
         with saga_scope("s", log=log) as saga:
             compensate = _async_ways(undone)[way]
             assert (
-                saga.execute(
-                    "t", _async_ways(seen)[way], semantics=C, compensate=lambda r: Compensation(fn=compensate)
-                )
+                saga.execute("t", _async_ways(seen)[way], semantics=C, compensate=lambda r: Compensation(fn=compensate))
                 == "done"
             )
             raise OutOfStock
@@ -454,9 +452,7 @@ async def test_with_on_a_running_loop_refuses_async_parts_before_the_effect(log)
         with pytest.raises(DeclarationError, match="async with"):
             await saga.aexecute("t", lambda: called.append(1), semantics=R)
         with pytest.raises(DeclarationError, match="async with"):
-            saga.execute(
-                "t", lambda x: called.append(1), args={"x": 1}, semantics=C, compensate=undo(back, x="args.x")
-            )
+            saga.execute("t", lambda x: called.append(1), args={"x": 1}, semantics=C, compensate=undo(back, x="args.x"))
 
         async def probe(args, key): ...
 
@@ -1019,7 +1015,7 @@ def test_a_replay_of_a_redacted_result_is_divergence_and_the_effect_is_not_rerun
 
     with pytest.raises(RollbackIncomplete):
         with saga_scope("s", log=log) as saga:
-            call = dict(semantics=C, key="k", compensate=lambda r: Compensation(fn=_raise(RuntimeError())))
+            call = {"semantics": C, "key": "k", "compensate": lambda r: Compensation(fn=_raise(RuntimeError()))}
             saga.execute("t", token, **call)
             with pytest.raises(ReplayDiverged):
                 saga.execute("t", token, **call)

@@ -282,6 +282,8 @@ def _start_worker(effect: Call, run: Run, handover: _Handover) -> Outcome | None
                 drive(effect.late(outcome), run)
             except Exception:
                 log.exception("saga %r: a late result could not be recorded; recovery will settle it", run.saga_id)
+                if run.idle():
+                    run.log.release(run.saga_id)
 
     try:
         threading.Thread(target=work, daemon=True, name="agent-saga-call").start()
@@ -334,16 +336,23 @@ async def _await_effect(effect: Effect, run: Run, held: list[asyncio.CancelledEr
     match effect:
         case Sleep():
             _say_why(effect, run)
-            await _uncut(asleep(effect.seconds, run.clock), held)
+            until = run.clock.monotonic() + effect.seconds
+            while (left := until - run.clock.monotonic()) > 0:
+                try:
+                    await asleep(left, run.clock)
+                except asyncio.CancelledError as cancelled:
+                    held.append(cancelled)
         case Wait():
-            if shield:
-                return await _uncut(_await_ready(effect, run), held)
-            try:
-                return await _await_ready(effect, run)
-            except asyncio.CancelledError as cancelled:
-                return cancelled
+            until = None if effect.timeout is None else run.clock.monotonic() + effect.timeout
+            while True:
+                try:
+                    return await _await_ready(effect, run, until)
+                except asyncio.CancelledError as cancelled:
+                    if not shield:
+                        return cancelled
+                    held.append(cancelled)
         case Blocking():
-            return await _uncut(asyncio.to_thread(_blocking, effect), held)
+            return await _uncut(asyncio.get_running_loop().run_in_executor(None, _blocking, effect), held)
         case _:
             raise AssertionError(effect)
     return None
@@ -352,7 +361,7 @@ async def _await_effect(effect: Effect, run: Run, held: list[asyncio.CancelledEr
 async def _uncut(awaitable: Awaitable[T], held: list[asyncio.CancelledError]) -> T:
     """Await to the end, whatever cancellation comes meanwhile; those are put into `held`.
 
-    The work runs in a task of its own. Where that task itself is cancelled (as `asyncio.run` does with every task
+    A coroutine runs in a task of its own. Where that task itself is cancelled (as `asyncio.run` does with every task
     when it ends), its CancelledError is its outcome and comes out.
     """
     task = asyncio.ensure_future(awaitable)
@@ -375,9 +384,8 @@ async def asleep(seconds: float, clock: Clock) -> None:
         timer.cancel()
 
 
-async def _await_ready(effect: Wait, run: Run) -> bool:
+async def _await_ready(effect: Wait, run: Run, until: float | None) -> bool:
     loop = asyncio.get_running_loop()
-    until = None if effect.timeout is None else run.clock.monotonic() + effect.timeout
     while True:
         changed = loop.create_future()
         with run.lock:

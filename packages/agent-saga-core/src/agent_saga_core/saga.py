@@ -16,7 +16,7 @@ from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, Ob
 from agent_saga_core.drive import CURRENT_SAGA, CURRENT_STEP, INSIDE, adrive, drive
 from agent_saga_core.engine.calls import has_async_part, prepare
 from agent_saga_core.engine.effects import Flow
-from agent_saga_core.engine.finish import abort, finish, finish_savepoint, suspend
+from agent_saga_core.engine.finish import abort, finish, finish_savepoint, leave_savepoint, suspend
 from agent_saga_core.engine.reopen import opening
 from agent_saga_core.engine.run import Options, Run, StepCall
 from agent_saga_core.engine.step import abandon, step
@@ -398,8 +398,8 @@ class Saga:
             enclosing=INSIDE.get(),
         )
         loop = _running_loop()
-        if (loop is not None or self._root._blocks is not None) and has_async_part(spec):
-            if self._root._blocks is not None and call.refused is None:
+        if (loop is not None or self._blocks is not None) and has_async_part(spec):
+            if self._blocks is not None and call.refused is None:
                 call.refused = DeclarationError(
                     f"{spec.tool!r} has an async inverse or probe, and this scope was opened with `with` on a running "
                     "event loop, where it could not be awaited. Use `async with saga_scope(...)`."
@@ -407,22 +407,27 @@ class Saga:
             call.settle_later = loop is not None
         return call
 
-    @property
-    def _root(self) -> Saga:
-        return self if self._parent is None else self._parent._root
-
     def _abandon(self, run: Run, token: object) -> None:
         """Whatever interrupted a step's driver, the step is not forgotten."""
         try:
             drive(abandon(run, token), run)
         except _LOG_ERRORS:
             log.error("saga %r: the log failed in the middle of a step; recovery will settle it", run.saga_id)
+            if run.idle():
+                run.log.release(run.saga_id)
 
     # --- what ends it early
 
     def abort(self, reason: str) -> None:
         """Make the saga rollback-only; when this returns, that is durable. Nothing is undone before the scope's end."""
-        drive(abort(self._stepping(), reason), self._run)
+        run = self._stepping()
+        if run.over or run.replay_only or run.suspended:
+            raise SagaNotRunning(
+                f"saga {run.saga_id!r} is {run.fold.status} and cannot be aborted. Abort it inside the scope.",
+                saga_id=run.saga_id,
+                status=run.fold.status,
+            )
+        drive(abort(run, reason), run)
 
     def suspend(self, reason: str, *, deadline: float | None = None) -> None:
         """Leave the saga open, without commit or rollback, until it is opened again or the deadline passes.
@@ -466,6 +471,8 @@ class Saga:
             except BaseException:
                 self._give_up_opening()
                 raise
+        else:
+            self._blocks = _running_loop() or self._blocks
         self._entered()
         return self
 
@@ -512,6 +519,8 @@ class Saga:
     ) -> bool:
         interruptions: list[BaseException] = []
         held: list[asyncio.CancelledError] = []
+        task = asyncio.current_task()
+        asked = task.cancelling() if task is not None else 0
         while True:
             try:
                 run = self._leaving()
@@ -527,6 +536,13 @@ class Saga:
                 break
             except (KeyboardInterrupt, SystemExit) as interruption:
                 interruptions.append(interruption)
+        if task is not None and task.cancelling() > asked:
+            # `asyncio.run` answers a SIGINT by cancelling this task where it next waits: here, or it would be lost to
+            # the exception that is on its way out.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError as cancelled:
+                held.append(cancelled)
         if held and run is not None and run.fold.status is SagaStatus.COMMITTED and not self._scope:
             _redeliver(held[0])  # right after the scope: its normal end says that the saga committed
             held.clear()
@@ -626,7 +642,10 @@ class Saga:
         return report
 
     def _end_savepoint(self, run: Run, error: BaseException | None) -> Flow[Report | None]:
-        if error is None or run.over:
+        if run.over:
+            return None
+        if error is None:
+            yield from leave_savepoint(run, self._scope)
             return None
         clean: bool = yield from finish_savepoint(run, self._scope)
         if clean:
@@ -662,7 +681,7 @@ class Saga:
             run.over = True
             open_steps = [str(found.view()) for found, _ in run.fold.open_attempts()]
             lost = [run.fold.step(n).tool for (n, _), local in run.local.items() if local.handler is None]
-            idle = not run.running
+            idle = run.idle()
         if idle:
             run.log.release(run.saga_id)
         names = "; ".join(open_steps) or "no step"
@@ -702,12 +721,20 @@ def _note(error: BaseException, result: BaseException | None, report: Report | N
 
 
 def _redeliver(cancelled: asyncio.CancelledError) -> None:
-    """Cancel the running task again, at its next await; the number of its cancellations stays what it was."""
+    """Cancel the running task again, where it next waits; the number of its cancellations stays what it was.
+
+    Unless whoever cancelled it has withdrawn that by then, as `asyncio.timeout` does at its end.
+    """
     task = asyncio.current_task()
-    if task is not None:
-        if task.cancelling():
+    if task is None:
+        return
+    asked = task.cancelling()
+
+    def cancel() -> None:
+        if task.cancelling() >= asked and task.cancel(*cancelled.args[:1]) and asked:
             task.uncancel()
-        task.cancel(*cancelled.args[:1])
+
+    asyncio.get_running_loop().call_soon(cancel)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -75,7 +75,8 @@ def step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
             if outcome.error is None and run.over and run.fold.status is not SagaStatus.COMMITTED:
                 outcome = Outcome(error=_too_late(run, call.spec.tool))
     finally:
-        run.leave(token)
+        if token in run.flows:
+            run.leave(token)
     if outcome.error is not None and run.exit_by is not None and not run.closing:
         outcome, run.exit_by = Outcome(error=run.exit_by), None  # it struck while the step was being settled
     return outcome
