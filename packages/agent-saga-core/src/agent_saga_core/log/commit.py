@@ -266,6 +266,7 @@ class GroupCommitLog(ABC, Generic[B]):
             if entry.error is not None:
                 raise entry.error
             if not entry.durable:
+                self._check()
                 self._start_flusher()
                 self._wake.set()
 

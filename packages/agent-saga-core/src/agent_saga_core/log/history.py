@@ -49,9 +49,9 @@ class History:
         self._log_id = log_id
         self._scheme = scheme
         self._reading = threading.RLock()
-        self._streams: list[Stream] = []
+        self._streams: dict[int, Stream] = {}
         self._numbers: dict[str, int] = {}
-        self._growing: dict[int, Stream] = {}
+        self._finished: set[int] = set()  # streams to which nothing will be added
         self._damage: dict[int, tuple[Damage, ...]] = {}
         self._sagas: dict[str, _Places] = {}
         self._synced: set[tuple[int, int]] = set()  # segments of dead writers that this process made durable
@@ -60,17 +60,19 @@ class History:
         """Read what was added since the last call."""
         with self._reading:
             for name in writer_names(self._directory):
-                if name not in self._numbers:
-                    stream = Stream(self._directory, name, self._log_id)
-                    self._streams.append(stream)
-                    self._numbers[name] = len(self._streams) - 1
-                    self._growing[len(self._streams) - 1] = stream
-            for number, stream in list(self._growing.items()):
+                # Each line may be repeated after an interrupt: a stream read under two numbers, or under none, would
+                # look like damage.
+                number = self._numbers.setdefault(name, len(self._numbers))
+                stream = self._streams.get(number)
+                if stream is None:
+                    stream = self._streams.setdefault(number, Stream(self._directory, name, self._log_id))
+                if number in self._finished:
+                    continue
                 changed = self._advance(number, stream)
                 if stream.ended or not (changed or self._lives(stream)):
                     # Dead, and read again after that was known: nothing more will come.
                     self._advance(number, stream)
-                    self._growing.pop(number, None)
+                    self._finished.add(number)
 
     def records(self, saga_id: str) -> list[Record]:
         """Every record of the saga that has been read, in order, whatever its type.
@@ -118,7 +120,7 @@ class History:
                     os.close(descriptor)
                 osfile.sync_directory(os.path.dirname(self._path(place)))
                 osfile.sync_directory(self._directory)
-                if number not in self._growing:
+                if number in self._finished:
                     self._synced.add((number, segment))
             return bool(files)
 

@@ -159,14 +159,17 @@ class RangeLocks(SagaLocks):
         super().__init__(directory)
         self._files = files
         self._open: dict[int, tuple[int, int, int]] = {}  # file number -> descriptor, device, inode
+        self._held: dict[object, tuple[int, int, int]] = {}  # what of `_owned` is, or was tried to be, this object's
 
     def acquire(self, saga_id: str, token: object) -> None:
         """See `SagaLocks.acquire`."""
         number, offset = self._place(saga_id)
         descriptor, device, inode = self._file(number)
-        if _owned.setdefault((device, inode, offset), token) is not token:
-            raise self._busy(saga_id)
+        key = (device, inode, offset)
+        self._held[token] = key
         try:
+            if _owned.setdefault(key, token) is not token:
+                raise self._busy(saga_id)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, offset))
             # After locking: a lock on a file that is no longer the one at this path excludes nobody.
             self._check_file(number)
@@ -190,6 +193,7 @@ class RangeLocks(SagaLocks):
             # First the kernel: as long as the table says owned, no other scope takes the lock that this ends.
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, offset))
             _owned.pop(key, None)
+        self._held.pop(token, None)
 
     def check(self, saga_ids: Iterable[str]) -> None:
         """See `SagaLocks.check`."""
@@ -214,6 +218,10 @@ class RangeLocks(SagaLocks):
         while self._open:
             _, (descriptor, _, _) = self._open.popitem()
             os.close(descriptor)
+        for token, key in self._held.items():
+            if _owned.get(key) is token:
+                _owned.pop(key, None)
+        self._held.clear()
 
     def _place(self, saga_id: str) -> tuple[int, int]:
         digest = sha256(saga_id.encode()).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 from os import fdatasync, fsync, pread, pwrite
 from os import open as open_file
@@ -25,6 +26,9 @@ __all__ = [
 
 # Locks and syncs do what they say on these. Elsewhere an owner may not exclude another, or a sync may not last.
 KNOWN_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "apfs"})
+
+
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes a space in a mount point
 
 
 def create_file(path: str) -> int:
@@ -98,7 +102,7 @@ def file_system_of(path: str) -> str | None:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
             for mount in mounts:
                 fields, _, rest = mount.partition(" - ")
-                point = fields.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+                point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields.split(" ")[4])
                 inside = path == point or path.startswith(point.rstrip("/") + "/")
                 # The later of two mounts on one point hides the earlier.
                 if inside and len(point) >= len(best):

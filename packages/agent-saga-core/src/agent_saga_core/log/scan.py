@@ -146,7 +146,10 @@ class Stream:
                 break
             # The next segment was created after this one was complete: whatever it lacked a moment ago is there now.
             self._read_segment(sink)
-            self._turn_page()
+            if os.path.exists(self._segment()):
+                self._turn_page()
+            else:
+                self._stop("the segment is missing")
             changed = True
         return changed
 
@@ -286,10 +289,13 @@ class Stream:
                         # The newline between two lines was lost: what is behind it is a line like any other.
                         line = line[rest:]
                         continue
-                    if rest is None:
-                        self._own_line(state, line, sink)
-                    else:
+                    if rest is not None:
                         state.tail = state.tail._replace(offset=tail.offset)
+                    elif self._is_torn(state, line, descriptor):
+                        state.stuck = True
+                        return
+                    else:
+                        self._own_line(state, line, sink)
                 elif self._is_torn(state, line, descriptor):
                     state.stuck = True
                     return
@@ -347,10 +353,12 @@ class Stream:
             or (_line_before(match) != (tail.name, tail.n) and not (not tail.name and match["prev_saga"] is None))
         ):
             self._add(state, tail.offset, "a record contradicts the place where it stands", None)
+            # Lines before it are missing or added, and it is still a record of this saga: one that nobody else may
+            # name any more, and that must be among those that the damage makes suspect.
+            sink(_found(saga_id, n, match, tail))
         else:
             state.synced = max(state.synced, int(match["synced"] or 0))
-            time, kind = match["time"], match["type"]
-            sink(Found(saga_id, n, kind, match["optional"] is not None, time, tail.segment, tail.offset))
+            sink(_found(saga_id, n, match, tail))
 
     def _split_off(self, state: _State, line: bytes) -> int | None:
         """If a whole intact line is followed by anything but a newline, report it and go behind that byte."""
@@ -366,8 +374,8 @@ class Stream:
             whole = _whole_record(line, 75 + len(header))
         else:
             whole = None
-        if whole is None or whole >= len(line):
-            return None
+        if whole is None or not line[whole:].strip(b"\0"):
+            return None  # ended, or torn at its end
         saga_id = None if identity is None else saga_name(identity[1])
         self._add(state, tail.offset, "a line is not ended by a newline", () if saga_id is None else (saga_id,))
         state.tail = tail._replace(chain=line[9:73], offset=tail.offset + whole + 1)
@@ -426,9 +434,14 @@ class Stream:
 # --- lines apart from any stream
 
 _BLOCK: Final = 512
+_LINE_START: Final = b'{"hash":"'
 _DATA = re.compile(rb',"salt":"([A-Za-z0-9_-]{22})","data":')
 _ERASED = re.compile(rb" *\}")
 _BRACE_AND_WRONG_BYTE = re.compile(rb'\}(?=.(?:\{"hash":"|\{"?h?a?s?h?"?:?\Z|\Z))', re.DOTALL)
+
+
+def _found(saga_id: str, n: int, match: re.Match[bytes], tail: Tail) -> Found:
+    return Found(saga_id, n, match["type"], match["optional"] is not None, match["time"], tail.segment, tail.offset)
 
 
 def _hash(chain: bytes, header: bytes | bytearray) -> bytes:
@@ -495,7 +508,12 @@ def _records_in(region: _Region, how: str, before: tuple[bytes, int] | None) -> 
         before: Saga and number of the record line before that line.
     """
     if how == "next":
-        return []  # no line was lost between the two, whatever else stands there
+        # No line was lost between the two. What stands there may be a copy of the line before, or the rest of one
+        # whose data got a newline; if it looks like another line, that one is missing where it belongs.
+        copied = region.count == 1 and region.blob[9:73] == region.tail.chain
+        return [] if copied or (_LINE_START not in region.blob and len(region.blob) < _REGION_BYTES) else None
+    if b"\n" + _LINE_START in region.blob:
+        return None
     known = (region.tail.name, region.tail.n)
     if how in ("stored", "header") and before == known and known[0]:
         return []
@@ -533,12 +551,18 @@ def _identity(region: _Region, *, alone: bool) -> bytes | None:
             continue
         if alone and region.count > 1:
             rest = region.blob[75 + len(header) :]
-            line = _match_record(b'{"hash":"%b",%b%b' % (hash_of, right, rest))
-            if line is None or (line["salt"] is not None and _hash(line["salt"], line["data"]) != line["digest"]):
+            if not _is_whole(b'{"hash":"%b",%b%b' % (hash_of, right, rest)):
                 continue
         identity = _IDENTITY.match(right)
         return b"" if identity is None else identity[1]
     return None
+
+
+def _is_whole(line: bytes) -> bool:
+    match = _match_record(line)
+    if match is None:
+        return HEAD_LINE.fullmatch(line) is not None or END_LINE.fullmatch(line) is not None
+    return match["salt"] is None or _hash(match["salt"], match["data"]) == match["digest"]
 
 
 def _one_bit_off(chain: bytes, header: bytes, wanted: bytes) -> bytes | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -246,11 +247,21 @@ def _birth(directory: str, scheme: str) -> tuple[str, int, list[str]]:
     with opening:
         unborn = f"{directory}/new-{os.urandom(8).hex()}"
         osfile.make_directory(unborn)
-        lock = osfile.create_file(f"{unborn}/lock")
-        if not lock_whole(lock, scheme):
-            raise BlockingIOError(f"{unborn}/lock is locked by somebody else")
-        last = max((int(name[2:10]) for name in writer_names(directory)), default=0)
-        name = f"w-{last + 1:08d}-{os.urandom(8).hex()}"
-        os.rename(unborn, f"{directory}/{name}")
-        others = (other for other in writer_names(directory) if other != name)
-        return name, lock, [other for other in others if is_locked(f"{directory}/{other}/lock", scheme)]
+        name, lock = "", -1
+        try:
+            lock = osfile.create_file(f"{unborn}/lock")
+            if not lock_whole(lock, scheme):
+                raise BlockingIOError(f"{unborn}/lock is locked by somebody else")
+            last = max((int(name[2:10]) for name in writer_names(directory)), default=0)
+            name = f"w-{last + 1:08d}-{os.urandom(8).hex()}"
+            os.rename(unborn, f"{directory}/{name}")
+            others = (other for other in writer_names(directory) if other != name)
+            return name, lock, [other for other in others if is_locked(f"{directory}/{other}/lock", scheme)]
+        except BaseException:
+            if lock >= 0:
+                os.close(lock)
+            for path in (unborn, f"{directory}/{name}") if name else (unborn,):
+                with suppress(OSError):
+                    os.unlink(f"{path}/lock")
+                    os.rmdir(path)
+            raise
