@@ -75,7 +75,7 @@ def import_modules(names: Iterable[str] | None) -> None:
         Complaint: One of them cannot be imported; the line names it and the type of the exception.
     """
     for name in names or ():
-        if not _MODULE.fullmatch(name):
+        if not _MODULE.fullmatch(name) or name.endswith(".py"):
             raise Complaint(f"--import takes a dotted module name such as shop.handlers, not {plain(name)!r}")
         here = os.getcwd()
         if sys.path[:1] != [here]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from agent_saga_core.cli.failures import ATTENTION, DONE, complain
+from agent_saga_core.cli.failures import ATTENTION, DONE, Complaint, complain
 from agent_saga_core.cli.options import AsJson, LogUrl, open_existing, opened
 from agent_saga_core.cli.screen import (
     SAGA_STYLES,
@@ -37,14 +37,13 @@ def list_verb(
         bool, typer.Option("--attention", help="Only dead letters: what a person or a recovery must settle.")
     ] = False,
     statuses: Annotated[
-        list[SagaStatus] | None,
-        typer.Option(
-            "--status", case_sensitive=False, help="Only sagas of this status. Repeatable.", show_default=False
-        ),
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help="Only sagas of this status. Repeatable.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
     """List the sagas of a log, oldest first."""
+    wanted = {_status(name) for name in statuses or ()}
     with opened(log_url) as log:
         heads = list_sagas(log)
         unreadable = len(set(log.saga_ids()) - {head.saga_id for head in heads})
@@ -52,7 +51,7 @@ def list_verb(
     chosen = [
         head
         for head in heads
-        if (not statuses or head.status in statuses) and (not needing_attention or _is_dead_letter(head))
+        if (not wanted or head.status in wanted) and (not needing_attention or _is_dead_letter(head))
     ]
     if as_json:
         print_json(chosen)
@@ -63,6 +62,13 @@ def list_verb(
     if unreadable:
         complain(f"{counted(unreadable, 'saga')} cannot be read; agent-saga verify says why")
     return DONE
+
+
+def _status(name: str) -> SagaStatus:
+    try:
+        return SagaStatus(name.upper().replace("-", "_"))
+    except ValueError:
+        raise Complaint(f"there is no status {plain(name)!r}, only {', '.join(SagaStatus)}") from None
 
 
 def _is_dead_letter(head: SagaHead) -> bool:

@@ -68,8 +68,9 @@ def _parsed(result: str | None) -> Any:
 
 def _print_state(state: SagaState, log: str | None) -> None:
     console = console_on(sys.stdout)
-    put(
-        console, ink(f"recorded. {state.report or f'saga {state.saga_id!r} {state.status}'}", SAGA_STYLES[state.status])
-    )
+    stands = f"saga {state.saga_id!r} {state.status}"
+    if state.report is not None and state.report.status is state.status:  # an earlier verdict is no news
+        stands = str(state.report)
+    put(console, ink(f"recorded. {stands}", SAGA_STYLES[state.status]))
     for said, commands in next_steps(state, live=False, log=log):
         put(console, ink(said), *(ink(f"  {command}", "bold") for command in commands))

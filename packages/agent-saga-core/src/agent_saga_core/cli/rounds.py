@@ -21,6 +21,7 @@ class Round(threading.Thread):
     """A recovery under way. A daemon thread: a compensator that never returns does not keep the process.
 
     Attributes:
+        log: The log it works on; nothing else may use it meanwhile.
         halt: When set, no further saga is begun and those that wait are handed back.
         report: What it came to, once it has ended.
         error: What ended it instead.
@@ -40,6 +41,7 @@ class Round(threading.Thread):
         at_end: Callable[[], None],
     ) -> None:
         super().__init__(name="agent-saga-recovery", daemon=True)
+        self.log = log
         self.halt = halt
         self.report: RecoveryReport | None = None
         self.error: BaseException | None = None

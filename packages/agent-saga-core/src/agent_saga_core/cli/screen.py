@@ -34,6 +34,7 @@ __all__ = [
     "put",
     "robust_streams",
     "step_mark",
+    "step_style",
     "table",
 ]
 
@@ -116,6 +117,11 @@ def step_mark(console: Console, status: str) -> Text:
     """The symbol of a step's status, in its color."""
     symbol, style = _STEP_MARKS.get(StepStatus(status), ("·", ""))
     return ink(mark(console, symbol), style)
+
+
+def step_style(status: StepStatus) -> str:
+    """The color of a step's status."""
+    return _STEP_MARKS[status][1]
 
 
 def table(*columns: tuple[str, bool], header: bool = True) -> Table:

@@ -6,16 +6,20 @@ import os
 import select
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
 
 __all__ = ["Stop"]
 
+SAME = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """While it is open, the first SIGINT or SIGTERM is noted, and the second ends the process at once.
+    """While it is open, the first SIGINT or SIGTERM is noted, and another one later ends the process at once.
+
+    Not one that comes within `SAME` seconds: a supervisor and its process group often deliver one request twice.
 
     Ending at once is safe: the log holds what was begun, and another recovery goes on from there.
 
@@ -31,6 +35,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = False
         self.signal_number = 0
+        self._heard_at = 0.0
         self._former: dict[int, Any] = {}
         self._pipe = (-1, -1)
 
@@ -77,9 +82,13 @@ class Stop:
             pass
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.requested and now - self._heard_at < SAME:
+            return
         if self.requested:
             os.write(2, b"agent-saga: leaving at once; the next recovery goes on from the log\n")
             os._exit(128 + number)
         self.requested = True
         self.signal_number = number
+        self._heard_at = now
         self._write(b"s")

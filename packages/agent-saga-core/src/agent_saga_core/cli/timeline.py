@@ -15,10 +15,11 @@ from agent_saga_core.cli.screen import (
     mark,
     moment,
     step_mark,
+    step_style,
     table,
 )
 from agent_saga_core.records import RecordType
-from agent_saga_core.state import SagaState, StepState, StepStatus
+from agent_saga_core.state import SagaState, StepStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -49,7 +50,7 @@ def draw(console: Console, state: SagaState, *, live: bool, log: str | None) -> 
     yield from _head(state, live)
     if state.steps:
         yield ink("")
-        yield _steps(console, state)
+        yield from _steps(console, state)
     if state.timeline:
         yield ink("")
         yield _records(console, state)
@@ -81,59 +82,49 @@ def _head(state: SagaState, live: bool) -> Iterator[RenderableType]:
             yield ink(f"{name}: {value}", "dim")
 
 
-def _steps(console: Console, state: SagaState) -> RenderableType:
-    made = table(("", False), ("step", False), ("semantics", False), ("status", False), ("attempts and keys", True))
+def _steps(console: Console, state: SagaState) -> Iterator[RenderableType]:
+    """A line per step, and beneath it how each attempt ended, why, and under which keys."""
+    named = {step.number: " in ".join(filter(None, (f"{step.number} {step.tool}", step.scope))) for step in state.steps}
+    widest = min(max(map(len, named.values())), 40)
     for step in state.steps:
-        named = ink(f"{step.number} {step.tool}", "bold")
-        if step.scope:
-            named.append_text(ink(f" in {step.scope}", "dim"))
-        made.add_row(
-            step_mark(console, step.status), named, ink(step.semantics, "dim"), ink(step.status), _attempts(step)
+        line = (
+            ink("")
+            .append_text(step_mark(console, step.status))
+            .append_text(ink(f" {named[step.number]:<{widest}}", "bold"))
         )
-    return fitted(console, made)
-
-
-def _attempts(step: StepState) -> Text:
-    """A line or more for each attempt: how it ended, why, and under which keys."""
-    lines: list[Text] = []
-    for attempt in step.history:
-        if len(step.history) > 1:
-            lines.append(ink(f"attempt {attempt.number} {attempt.status}"))
-        if attempt.detail:
-            lines.append(ink(attempt.detail, "yellow"))
-        if attempt.compensations > 1:
-            lines.append(ink(f"compensation started {attempt.compensations} times"))
-        lines.append(ink(f"key  {attempt.forward_key}", "dim"))
-        if attempt.compensations and attempt.compensation_key:
-            lines.append(ink(f"undo {attempt.compensation_key}", "dim"))
-    return ink("\n").join(lines) if not lines else _joined(lines)
-
-
-def _joined(lines: list[Text]) -> Text:
-    from rich.text import Text
-
-    return Text("\n").join(lines)
+        line.append_text(ink(f"  {step.semantics:<12}", "dim"))
+        yield line.append_text(ink(f"  {step.status}", step_style(step.status)))
+        for attempt in step.history:
+            if len(step.history) > 1:
+                yield _indented(f"attempt {attempt.number}: {attempt.status}", by=4)
+            if attempt.detail:
+                yield _indented(attempt.detail, "yellow", by=4)
+            if attempt.compensations > 1:
+                yield _indented(f"its compensation was started {attempt.compensations} times", by=4)
+            yield _indented(f"key  {attempt.forward_key}", "dim", by=4)
+            if attempt.compensations and attempt.compensation_key:
+                yield _indented(f"undo {attempt.compensation_key}", "dim", by=4)
 
 
 def _records(console: Console, state: SagaState) -> RenderableType:
-    made = table(("#", False), ("time", False), ("", False), ("record", False), ("step", False), ("", True))
+    made = table(("", False), ("", False), ("", False), ("", False), ("", True), header=False)
     made.columns[0].justify = "right"
     tools = {step.number: step.tool for step in state.steps}
     day = ""
     for entry in state.timeline:
         at = datetime.fromisoformat(entry["time"])
-        shown = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
         if f"{at:%Y-%m-%d}" != day:
             day = f"{at:%Y-%m-%d}"
-            shown = f"{day} {shown}"
+            made.add_row("", ink(day, "dim"))
         number = entry.get("step")
+        told = ink("" if number is None else f"{number} {tools.get(number, '')}")
+        said = _said(entry)
         made.add_row(
             ink(entry["n"], "dim"),
-            ink(shown.rjust(23), "dim"),
+            ink(f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}", "dim"),
             _line_mark(console, entry),
             ink(entry["type"], _style(entry)),
-            ink(f"{number} {tools.get(number, '')}" if number is not None else ""),
-            ink(_said(entry)),
+            told.append_text(ink(f"  {said}" if told and said else said, "dim" if told else "")),
         )
     return fitted(console, made)
 
@@ -184,7 +175,7 @@ def _verdict(console: Console, state: SagaState) -> Iterator[RenderableType]:
         yield _indented(str(step))
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
+def _indented(text: str, style: str = "", *, by: int = 2) -> RenderableType:
     from rich.padding import Padding
 
-    return Padding(ink(text, style), (0, 0, 0, 2), expand=False)
+    return Padding(ink(text, style), (0, 0, 0, by), expand=False)

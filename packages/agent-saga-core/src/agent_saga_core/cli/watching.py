@@ -63,7 +63,8 @@ class Watch:
         self._interval = interval
         self._as_json = as_json
         self._stop = stop
-        self._log: Log | None = None
+        # A log per round at work: an ownership belongs to a log, so that rounds exclude each other as processes do.
+        self._idle: list[Log] = []
         self._halt = threading.Event()
         self._rounds: list[Round] = []
         self._told: dict[str, tuple[str, str]] = {}
@@ -103,48 +104,48 @@ class Watch:
             self._stop.wait(max(0.0, due - time.monotonic()))
 
     def _start_round(self) -> None:
-        if self._halt.is_set() and self._rounds:
-            return  # they use the log that failed, and are about to end
-        if self._halt.is_set():
-            self._close()
-        if self._log is None:
-            self._log = open_existing(self._url)
-            self._halt = threading.Event()
-            if not self._started:
-                self._started = True
-                _say(logging.INFO, "watching", f"watching {self._log.url}", log=self._log.url, pid=os.getpid())
-        if len(self._rounds) < MAX_ROUNDS:
-            this = Round(
-                self._log,
-                self._sagas,
-                halt=self._halt,
-                dry_run=self._dry_run,
-                concurrency=self._concurrency,
-                retry=False,
-                progress=self._found,
-                at_end=self._stop.wake,
-            )
-            self._rounds.append(this)
-            this.start()
+        if len(self._rounds) >= MAX_ROUNDS:
+            return
+        log = self._idle.pop() if self._idle else open_existing(self._url)
+        if not self._started:
+            self._started = True
+            _say(logging.INFO, "watching", f"watching {log.url}", log=log.url, pid=os.getpid())
+        this = Round(
+            log,
+            self._sagas,
+            halt=self._halt,
+            dry_run=self._dry_run,
+            concurrency=self._concurrency,
+            retry=False,
+            progress=self._found,
+            at_end=self._stop.wake,
+        )
+        self._rounds.append(this)
+        this.start()
 
     def _collect(self) -> None:
         """Take the rounds that have ended; raise what ended one of them, if it was no report."""
-        ended = [each for each in self._rounds if each.ended]
-        self._rounds = [each for each in self._rounds if not each.ended]
-        for each in ended:
-            if each.error is not None:
-                raise each.error if isinstance(each.error, Exception) else RuntimeError(type(each.error).__name__)
-            if each.report is not None:
-                if self._failures:
-                    _say(logging.INFO, "available", "the log can be used again")
-                self._failures = 0
-                self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
+        failure: BaseException | None = None
+        for each in [each for each in self._rounds if each.ended]:
+            self._rounds.remove(each)
+            if each.report is None:
+                failure = failure or each.error
+                _close(each.log)
+                continue
+            self._idle.append(each.log)
+            if self._failures:
+                _say(logging.INFO, "available", "the log can be used again")
+            self._failures = 0
+            self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
+        while len(self._idle) > 1:
+            _close(self._idle.pop())
+        if failure is not None:
+            raise failure if isinstance(failure, Exception) else RuntimeError(type(failure).__name__)
 
     def _failed(self, error: Exception) -> float:
         """Something failed that may pass: say so once; return the seconds until the next try."""
-        self._halt.set()
         if not self._failures:
-            said = f"{line_of(error)} Trying again."
+            said = f"{line_of(error)}; trying again"
             _say(logging.ERROR, "unavailable", said, error=type(error).__name__)
         self._failures = min(self._failures + 1, 16)
         return min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
@@ -177,16 +178,15 @@ class Watch:
         self._halt.set()
         for each in self._rounds:
             each.join()
-        self._rounds.clear()
-        try:
-            self._close()
-        except Exception as error:
-            _say(logging.ERROR, "unavailable", line_of(error), error=type(error).__name__)
+        for log in (*self._idle, *(each.log for each in self._rounds)):
+            _close(log)
 
-    def _close(self) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            log.close()
+
+def _close(log: Log) -> None:
+    try:
+        log.close()
+    except Exception as error:  # one that failed says so once more when it is closed
+        _logger.debug("closing: %s", line_of(error))
 
 
 def _say(level: int, event: str, message: str, **facts: Any) -> None:
