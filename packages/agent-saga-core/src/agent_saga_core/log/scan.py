@@ -349,16 +349,15 @@ class Stream:
             self._add(state, tail.offset, "the data of a record are not those that were written", (saga_id,))
         elif (
             not tail.offset
-            or int(match["synced"] or 0) > tail.position
+            # Behind damage that took bytes away, every place is off: the chain alone vouches for what follows.
+            or (int(match["synced"] or 0) > tail.position and not state.damage)
             or (_line_before(match) != (tail.name, tail.n) and not (not tail.name and match["prev_saga"] is None))
         ):
             self._add(state, tail.offset, "a record contradicts the place where it stands", None)
-            # Lines before it are missing or added, and it is still a record of this saga: one that nobody else may
-            # name any more, and that must be among those that the damage makes suspect.
-            sink(_found(saga_id, n, match, tail))
         else:
             state.synced = max(state.synced, int(match["synced"] or 0))
-            sink(_found(saga_id, n, match, tail))
+            time, kind = match["time"], match["type"]
+            sink(Found(saga_id, n, kind, match["optional"] is not None, time, tail.segment, tail.offset))
 
     def _split_off(self, state: _State, line: bytes) -> int | None:
         """If a whole intact line is followed by anything but a newline, report it and go behind that byte."""
@@ -438,10 +437,6 @@ _LINE_START: Final = b'{"hash":"'
 _DATA = re.compile(rb',"salt":"([A-Za-z0-9_-]{22})","data":')
 _ERASED = re.compile(rb" *\}")
 _BRACE_AND_WRONG_BYTE = re.compile(rb'\}(?=.(?:\{"hash":"|\{"?h?a?s?h?"?:?\Z|\Z))', re.DOTALL)
-
-
-def _found(saga_id: str, n: int, match: re.Match[bytes], tail: Tail) -> Found:
-    return Found(saga_id, n, match["type"], match["optional"] is not None, match["time"], tail.segment, tail.offset)
 
 
 def _hash(chain: bytes, header: bytes | bytearray) -> bytes:
