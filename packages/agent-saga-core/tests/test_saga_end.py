@@ -214,7 +214,7 @@ async def test_a_timeout_around_a_saga(world, step):
 
 
 async def test_cancelled_again_during_the_rollback(log):
-    compensating, go = asyncio.Event(), asyncio.Event()
+    compensating, go, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ran = []
 
     async def slow():
@@ -228,11 +228,11 @@ async def test_cancelled_again_during_the_rollback(log):
                 await saga.aexecute(
                     name, lambda: 1, semantics=C, compensate=lambda r, fn=fn: Compensation(fn=fn), result_type=int
                 )
+            ready.set()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(body())
-    while not log.saga_ids() or _types(log).count("DONE") < 2:
-        await asyncio.sleep(0)
+    await ready.wait()
     task.cancel()
     await compensating.wait()
     for _ in range(3):
@@ -376,14 +376,16 @@ def test_the_end_of_the_loop_does_not_stop_a_rollback(world, step):
             raise RuntimeError("a hiccup")
 
     async def main():
+        tried = asyncio.Event()
+
         async def body():
             async with saga_scope("s", log=log) as saga:
-                await saga.aexecute("t", lambda: 1, semantics=C, compensate=lambda r: Compensation(fn=flaky))
+                fn = lambda: (tried.set(), flaky())  # noqa: E731
+                await saga.aexecute("t", lambda: 1, semantics=C, compensate=lambda r: Compensation(fn=fn))
                 raise OutOfStock
 
         task = asyncio.create_task(body())
-        while not tries:
-            await asyncio.sleep(0)
+        await tried.wait()
         task.add_done_callback(lambda t: t.cancelled() or t.exception())
         mover.start()
 
@@ -401,13 +403,16 @@ def test_the_end_of_the_loop_does_not_stop_a_rollback(world, step):
 def test_the_end_of_the_loop_cancels_a_compensation_which_is_tried_again_under_its_key(log):
     keys = []
 
-    @compensator("slow")
-    async def slow(*, idempotency_key: str):
-        keys.append(idempotency_key)
-        if len(keys) == 1:
-            await asyncio.Event().wait()
-
     async def main():
+        called = asyncio.Event()
+
+        @compensator("slow")
+        async def slow(*, idempotency_key: str):
+            keys.append(idempotency_key)
+            called.set()
+            if len(keys) == 1:
+                await asyncio.Event().wait()
+
         async def body():
             async with saga_scope("s", log=log) as saga:
                 await saga.aexecute("t", lambda: 1, semantics=C, compensate=undo(slow))
@@ -415,8 +420,7 @@ def test_the_end_of_the_loop_cancels_a_compensation_which_is_tried_again_under_i
 
         task = asyncio.create_task(body())
         task.add_done_callback(lambda t: t.cancelled() or t.exception())
-        while not keys:
-            await asyncio.sleep(0)
+        await called.wait()
 
     asyncio.run(main())
     assert len(keys) == 2 and len(set(keys)) == 1

@@ -35,7 +35,7 @@ from agent_saga_core.registry import isolated_registry
 from agent_saga_core.testing import ManualClock
 from agent_saga_core.testing.world import World
 
-C, R, I, V = (
+C, R, IRR, V = (
     ActionSemantics.COMPENSABLE,
     ActionSemantics.READ_ONLY,
     ActionSemantics.IRREVERSIBLE,
@@ -665,7 +665,7 @@ def test_irreversible_without_a_yes_is_refused_and_the_saga_goes_on(log, approve
     called = []
     with saga_scope("s", log=log, approve=approve) as saga:
         with pytest.raises(ApprovalRequired):
-            saga.execute("send", lambda: called.append(1), semantics=I)
+            saga.execute("send", lambda: called.append(1), semantics=IRR)
         assert saga.steps[0].status is StepStatus.NOT_APPLIED
     assert called == [] and saga.status is SagaStatus.COMMITTED
 
@@ -678,9 +678,9 @@ def test_irreversible_with_a_yes(log):
         return True
 
     with saga_scope("s", log=log, approve=approve) as saga:
-        assert saga.execute("send", lambda to: "sent", args={"to": "a"}, semantics=I, key="k") == "sent"
-        assert saga.execute("send", lambda to: "sent", args={"to": "a"}, semantics=I, key="k") == "sent"
-    assert asked == [("s", "send", {"to": "a"}, I, "k", None)]
+        assert saga.execute("send", lambda to: "sent", args={"to": "a"}, semantics=IRR, key="k") == "sent"
+        assert saga.execute("send", lambda to: "sent", args={"to": "a"}, semantics=IRR, key="k") == "sent"
+    assert asked == [("s", "send", {"to": "a"}, IRR, "k", None)]
 
 
 async def test_irreversible_with_an_async_gate(log):
@@ -689,16 +689,16 @@ async def test_irreversible_with_an_async_gate(log):
         return request.tool == "send"
 
     async with saga_scope("s", log=log, approve=approve) as saga:
-        assert await saga.aexecute("send", lambda: 1, semantics=I) == 1
+        assert await saga.aexecute("send", lambda: 1, semantics=IRR) == 1
         with pytest.raises(ApprovalRequired):
-            await saga.aexecute("drop", lambda: 1, semantics=I)
+            await saga.aexecute("drop", lambda: 1, semantics=IRR)
 
 
 def test_irreversible_done_needs_attention_when_the_rest_rolls_back(log, world, charge):
     with pytest.raises(RollbackIncomplete) as raised:
         with saga_scope("s", log=log, approve=lambda request: True) as saga:
             charge(5)
-            saga.execute("send", lambda: 1, semantics=I)
+            saga.execute("send", lambda: 1, semantics=IRR)
             raise OutOfStock
     assert [step.tool for step in raised.value.report.remaining] == ["send"]
     assert world.left == []
@@ -1000,7 +1000,7 @@ def test_secrets_never_reach_log_report_or_exception_text(log, refund):
                 )
     with saga_scope("t", log=log, approve=approve) as other:
         with pytest.raises(ApprovalRequired):
-            other.execute("send", login, args={"user": "u", "password": secret}, semantics=I)
+            other.execute("send", login, args={"user": "u", "password": secret}, semantics=IRR)
     shown = [repr(log.read("s")), repr(log.read("t")), str(raised.value), repr(saga.report), str(saga.steps)]
     shown += [repr(requests[0].args), repr(read_saga(log, "s"))]
     assert not [text for text in shown if secret in text]

@@ -132,7 +132,7 @@ class _Job:
 
     def hand_back(self) -> None:
         """Give the saga up as it stands; another recovery goes on from there."""
-        if self.log.owned(self.saga_id):
+        if self.run.claimed and self.log.owned(self.saga_id):
             self.log.release(self.saga_id)
 
 
@@ -479,7 +479,7 @@ def resolve(
             drive(_resolving(run, step, said, result), run)
             return read_saga(opened, saga_id)
         finally:
-            if opened.owned(saga_id):
+            if run.claimed and opened.owned(saga_id):
                 opened.release(saga_id)
     finally:
         if ours:

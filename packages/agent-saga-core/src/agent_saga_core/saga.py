@@ -607,7 +607,7 @@ class Saga:
 
     def _give_up_opening(self) -> None:
         run, self._opened = self._opened, None
-        if run is not None and run.log.owned(run.saga_id):
+        if run is not None and run.claimed and run.log.owned(run.saga_id):
             run.over = True
             run.log.release(run.saga_id)
 

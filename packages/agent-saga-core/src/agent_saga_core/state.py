@@ -315,7 +315,8 @@ class SagaFold:
                     saga_id=self.saga_id,
                 ) from error
         self.next_n = record.n + 1
-        self.last_time = record.time
+        if record.type != RecordType.CLAIM:  # a recoverer that looks and leaves again must not make an orphan young
+            self.last_time = record.time
 
     def step(self, number: int) -> Step:
         """The step of that number."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent_saga_core.declare import ActionSemantics
-from agent_saga_core.engine.effects import Append, Blocking, Flow, Outcome, Sleep
+from agent_saga_core.engine.effects import Append, Blocking, Draft, Flow, Outcome, Sleep, Transition
 from agent_saga_core.engine.run import Run
 from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.engine.unwind import release, roll_back
@@ -54,13 +54,19 @@ def claim(run: Run, *, fresh: bool, busy_timeout: float) -> Flow[tuple[Record, .
     """Claim through the log, trying again for `busy_timeout` seconds."""
     until = run.clock.monotonic() + busy_timeout
     while True:
-        outcome: Outcome = yield Blocking(partial(run.log.claim, run.saga_id, fresh=fresh))
+        outcome: Outcome = yield Blocking(partial(_claim, run, fresh))
         left = until - run.clock.monotonic()
         if not isinstance(outcome.error, SagaBusy) or left <= 0:
             break
         yield Sleep(min(BUSY_POLL, left))
     records = _value(outcome)
     run.claimed_at = run.clock.monotonic()
+    return records
+
+
+def _claim(run: Run, fresh: bool) -> tuple[Record, ...]:
+    records = run.log.claim(run.saga_id, fresh=fresh)
+    run.claimed = True
     return records
 
 
@@ -104,6 +110,7 @@ def _open_steps(run: Run) -> list[tuple[Step, Attempt]]:
 
 def _resume(run: Run) -> Flow[None]:
     """Settle what the former owner left open, waiting for what is in doubt; else roll back."""
+    yield Append(partial(_gone, run))
     patient_until = run.clock.monotonic() + run.options.drain_timeout
     unsettled: Step | None = None
     while run.fold.rollback_only is None:
@@ -133,6 +140,18 @@ def _resume(run: Run) -> Flow[None]:
     if run.options.resume == "continue":
         _continue_counts(run)
         run.recorded = set()
+
+
+def _gone(run: Run) -> Transition:
+    """What went with the former process leaves nothing: private state, and reads in flight. Both run again."""
+    records: list[Draft] = []
+    for step in run.fold.steps:
+        at = {"step": step.number, "attempt": step.last.number}
+        if step.semantics is ActionSemantics.REVERSIBLE and step.last.open:
+            records.append((RecordType.COMPENSATED, {**at, "gone": True}))
+        elif step.semantics is ActionSemantics.READ_ONLY and step.last.unsettled:
+            records.append((RecordType.NOT_APPLIED, {**at, "reason": "the process that made the call is gone"}))
+    return records, None
 
 
 def _must_be_met(step: Step) -> bool:

@@ -159,6 +159,7 @@ class Run:
         self.specs: dict[int, StepSpec] = {}
         self.claimed_at = self.clock.monotonic()
         self.refusals = 0
+        self.claimed = False  # this run owns the saga; another one in this process may own the same id
         self.closing = False
         self.over = False
         self.stale = False

@@ -169,10 +169,6 @@ def _begin(run: Run, call: StepCall, token: object, approved: bool) -> Transitio
         run.refusals += 1
         return [], _Found("refused", error=closed)
     run.flows[token] = call.scope
-    if step is not None and step.last.status not in SETTLED_ABSENT:
-        # REVERSIBLE, done by a process that is gone, and its state with it: it runs again.
-        gone = {"step": step.number, "attempt": step.last.number, "gone": True}
-        run.append([(RecordType.COMPENSATED, gone)])
     if call.spec.semantics.durable and _loose(run):
         return [], _Found("settle-others")
     if not approved:
@@ -213,9 +209,6 @@ def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
     if held:
         return _Found("wait", step)
     if attempt.status is StepStatus.DONE:
-        foreign = (step.number, attempt.number) not in run.born
-        if step.semantics is ActionSemantics.REVERSIBLE and foreign and _closed(run, call.scope) is None:
-            return None
         run.met.add(step.number)
         return _Found("replay", step)
     closed = _closed(run, call.scope)
