@@ -1,0 +1,145 @@
+"""Starting workers, hearing them, and ending them; every wait is bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+HERE = Path(__file__).parent
+BOUND = 30.0
+"""Seconds that any single wait may last."""
+
+
+class Zygote:
+    """The process that workers are forked from."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(BOUND)
+        self._statuses: dict[int, int] = {}
+        command = [sys.executable, str(HERE / "crash_zygote.py"), str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def fork(self, job: str, options: Json, descriptors: list[int]) -> int:
+        socket.send_fds(self._connection, [json.dumps([job, options]).encode()], descriptors)
+        while True:
+            pid, status = json.loads(self._connection.recv(1 << 16))
+            if status is None:
+                return pid
+            self._statuses[pid] = status
+
+    def wait(self, pid: int) -> int:
+        while pid not in self._statuses:
+            ended, status = json.loads(self._connection.recv(1 << 16))
+            self._statuses[ended] = status
+        return self._statuses.pop(pid)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait(BOUND)
+
+
+class Worker:
+    """One worker process. With `fresh` it is an interpreter of its own, else a fork of the zygote."""
+
+    def __init__(self, zygote: Zygote, job: str, options: Json, *, fresh: bool) -> None:
+        self._zygote = zygote
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status: int | None = None
+        self._heard = b""
+        self._stderr = tempfile.TemporaryFile()
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        try:
+            if fresh:
+                command = [sys.executable, str(HERE / "crash_worker.py"), job, json.dumps(options)]
+                self._process = subprocess.Popen(command, stdin=read, stdout=write, stderr=self._stderr)
+                self.pid = self._process.pid
+            else:
+                self.pid = zygote.fork(job, options, [read, write, self._stderr.fileno()])
+        finally:
+            os.close(read)
+            os.close(write)
+
+    def say(self, word: str) -> None:
+        os.write(self._write, f"{word}\n".encode())
+
+    def hear(self) -> Json:
+        """The next line that it says."""
+        until = time.monotonic() + BOUND
+        while b"\n" not in self._heard:
+            if not select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise AssertionError(f"worker {self.pid} says nothing; its stderr: {self.errors()}")
+            got = os.read(self._read, 65536)
+            if not got:
+                raise AssertionError(f"worker {self.pid} has ended; its stderr: {self.errors()}")
+            self._heard += got
+        line, _, self._heard = self._heard.partition(b"\n")
+        return json.loads(line)
+
+    def has_spoken(self) -> bool:
+        return b"\n" in self._heard or bool(select.select([self._read], [], [], 0)[0])
+
+    def fileno(self) -> int:
+        return self._read
+
+    def hear_all(self) -> list[Json]:
+        """All that it says until it, and whoever shares its stdout, has ended."""
+        until = time.monotonic() + BOUND
+        while select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+            got = os.read(self._read, 65536)
+            if not got:
+                lines, self._heard = self._heard.splitlines(), b""
+                return [json.loads(line) for line in lines]
+            self._heard += got
+        raise AssertionError(f"worker {self.pid} does not end; its stderr: {self.errors()}")
+
+    def ends(self) -> int:
+        """Its exit code, negative for a signal, when it has ended."""
+        if self._status is None:
+            self._status = self._process.wait(BOUND) if self._process is not None else self._zygote.wait(self.pid)
+        return self._status
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        assert self.ends() == -signal.SIGKILL
+
+    def errors(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
+    def close(self) -> None:
+        if self._status is None:
+            try:
+                self.signal(signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self.ends()
+        os.close(self._read)
+        os.close(self._write)
+        self._stderr.close()
+
+
+def first_to_speak(workers: list[Worker], count: int) -> list[Worker]:
+    """Those of `workers` that have something to say, as soon as `count` of them have."""
+    until = time.monotonic() + BOUND
+    while len(speaking := [worker for worker in workers if worker.has_spoken()]) < count:
+        silent = [worker for worker in workers if worker not in speaking]
+        if not select.select(silent, [], [], max(0.0, until - time.monotonic()))[0]:
+            raise AssertionError(f"only {len(speaking)} of {len(workers)} workers said something")
+    return speaking

@@ -1,0 +1,149 @@
+"""kill -9 at every boundary of a saga's life, then one or several recoverers at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Reader, Start
+from crash_ledger import Ledger
+from crash_processes import Worker
+
+from agent_saga_core import SagaNotFound, SagaStatus
+from agent_saga_core.demo.client import Client
+
+BODY = ["charge", "book", "pay", "raise"]
+UNDO_OF = {"charge": "refund", "book": "cancel", "pay": "void"}
+
+
+class Told:
+    """What a killed worker's trace says should be found afterwards: an account of its own, made of points alone.
+
+    A record survives kill -9 if the worker came by "written" after appending it. An undo that was made and whose
+    COMPENSATED did not survive is made again under the same key; every other effect is undone exactly once.
+    """
+
+    def __init__(self, trace: list[str]) -> None:
+        written = max((place for place, point in enumerate(trace) if point == "written"), default=-1)
+        self.survived = [point for point in trace[: written + 1] if point.startswith("append")]
+        self.landed = [tool for tool in UNDO_OF if f"after {tool}" in trace]
+        self.twice = [
+            tool
+            for tool in self.landed
+            if f"after {UNDO_OF[tool]}" in trace
+            and "append COMPENSATED" not in trace[trace.index(f"after {UNDO_OF[tool]}") : written + 1]
+        ]
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        return {tool: 2 if tool in self.twice else 1 for tool in self.landed}
+
+    @property
+    def knows_the_saga(self) -> bool:
+        return bool(self.survived)
+
+
+def whole_trace(start: Start, directory: Path) -> list[str]:
+    worker = start("saga", log=str(directory), body=BODY, close=False, who="whole")
+    trace: list[str] = worker.hear()["trace"]
+    return trace
+
+
+def together(recoverers: list[Worker]) -> list[dict[str, Any]]:
+    for recoverer in recoverers:
+        recoverer.hear()
+    for recoverer in recoverers:
+        recoverer.say("go")
+    return [recoverer.hear()["report"] for recoverer in recoverers]
+
+
+def check(world: Client, log: Reader, saga: str, told: Told) -> None:
+    """The ledger shows what the trace led to expect, and the log says so too."""
+    ledger = Ledger(world)
+    effects = ledger.effects(saga)
+    named = dict(zip(("charge", "book", "pay"), effects, strict=False))
+    assert list(named) == told.landed
+    assert {tool: len(ledger.undos(effect)) for tool, effect in named.items()} == told.attempts
+    assert ledger.undone_once_each(saga), "an effect is left, or was undone under several keys"
+    if told.knows_the_saga:
+        state = log.state(saga)
+        assert (state.status, state.report and state.report.clean) == (SagaStatus.ROLLED_BACK, True)
+    else:
+        with pytest.raises(SagaNotFound):
+            log.state(saga)
+    assert log.intact()
+
+
+@pytest.fixture
+def boundaries(start: Start, tmp_path: Path) -> list[str]:
+    """The whole run's points, from first append to last flush; the test goes through all of them."""
+    trace = whole_trace(start, tmp_path / "whole")
+    assert {f"{side} {word}" for side in ("before", "after") for pair in UNDO_OF.items() for word in pair} <= {*trace}
+    assert trace.count("append COMPENSATING") == 3 and trace[-1] == "after flush"
+    return trace
+
+
+@pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean", "intent-first", "one-owner")
+@pytest.mark.parametrize("recoverers", [1, 2, 4])
+def test_killed_at_every_boundary_then_recovered(
+    start: Start, world: Client, tmp_path: Path, boundaries: list[str], recoverers: int
+) -> None:
+    for place, point in enumerate(boundaries, start=1):
+        saga, directory = f"{recoverers} after kill {place} ({point})", tmp_path / f"{place}"
+        victim = start("saga", log=str(directory), body=BODY, who=saga, saga=saga, die_at=place)
+        assert victim.ends() == -signal.SIGKILL, saga
+        world.wait_quiet()
+        reports = together([start("recover", log=str(directory)) for _ in range(recoverers)])
+        told = Told(boundaries[:place])
+        check(world, Reader(directory), saga, told)
+        finishers = [report for report in reports if report["recovered"]]
+        unfinished = told.knows_the_saga and "append ROLLED_BACK" not in told.survived
+        assert len(finishers) == (1 if unfinished else 0), saga
+        assert not any(report["attention"] or report["damaged"] for report in reports), saga
+
+
+@pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean")
+def test_recoverers_killed_at_every_boundary(
+    start: Start, world: Client, tmp_path: Path, boundaries: list[str]
+) -> None:
+    """The first recoverer dies at each boundary of its own work in turn; the next one finishes."""
+    place, ended = 0, -signal.SIGKILL
+    while ended != 0:
+        place += 1
+        saga, directory = f"recoverer killed at {place}", tmp_path / f"{place}"
+        start("saga", log=str(directory), body=BODY, who=saga, saga=saga, die_at="after pay").ends()
+        first = start("recover", log=str(directory), die_at=place)
+        first.hear()
+        first.say("go")
+        ended = first.ends()
+        assert ended in (0, -signal.SIGKILL), first.errors()
+        together([start("recover", log=str(directory)) for _ in range(2)])
+        ledger = Ledger(world)
+        assert len(ledger.effects(saga)) == 3
+        assert ledger.undone_once_each(saga), saga
+        assert sum(ledger.undo_counts(saga)) <= 4, "only the undo that was under way may be repeated"
+        state = Reader(directory).state(saga)
+        assert (state.status, state.report and state.report.clean) == (SagaStatus.ROLLED_BACK, True)
+        assert Reader(directory).intact()
+    assert place > 10
+
+
+@pytest.mark.promise("compensate-once", "no-false-clean")
+def test_three_crashes_in_one_compensation_are_left_to_a_person(
+    start: Start, world: Client, who: str, on_disk: Reader, recovered: Callable[..., dict[str, Any]]
+) -> None:
+    start("saga", body=["charge", "heed"], die_at="after charge").ends()
+    for _ in range(3):
+        loop = start("recover", die_at="before refund")
+        loop.hear()
+        loop.say("go")
+        assert loop.ends() == -signal.SIGKILL
+    world.wait_quiet()
+    assert recovered(retry=False)["attention"] == ["order-7"]
+    assert Ledger(world).undo_counts(who) == [0]
+    assert on_disk.state().status is SagaStatus.NEEDS_ATTENTION
+    assert recovered()["recovered"] == ["order-7"], "an explicit recovery gives new tries"
+    assert Ledger(world).undo_counts(who) == [1]

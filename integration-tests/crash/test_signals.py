@@ -1,0 +1,105 @@
+"""Ctrl-C, SIGTERM and timeouts during a rollback: it goes on to its end, and they come out afterwards."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from conftest import Reader, Start
+from crash_ledger import Ledger
+from crash_processes import Worker
+
+from agent_saga_core import SagaStatus
+from agent_saga_core.demo.client import Client
+
+
+def rolled_back_once_each(world: Client, who: str, on_disk: Reader, effects: int) -> None:
+    ledger = Ledger(world)
+    assert ledger.undo_counts(who) == [1] * effects and ledger.undone_once_each(who)
+    state = on_disk.state()
+    assert (state.status, state.report and state.report.clean) == (SagaStatus.ROLLED_BACK, True)
+    assert on_disk.types()[-1] == "ROLLED_BACK" and on_disk.intact()
+
+
+def signalled_in_each_refund(worker: Worker, world: Client, numbers: list[int]) -> None:
+    """One signal while each refund is held. That the next one is held proves that the last was taken and outlived."""
+    for number in numbers:
+        world.wait_held()
+        worker.signal(number)
+        world.release()
+
+
+@pytest.mark.promise("shielded", "compensate-once", "lifo")
+@pytest.mark.parametrize("job", ["signals", "async"])
+@pytest.mark.parametrize(
+    "numbers",
+    [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT], [signal.SIGTERM, signal.SIGINT]],
+    ids=["INT", "TERM", "INT INT", "TERM INT"],
+)
+def test_a_signal_during_the_rollback_ends_the_process_after_it(
+    start: Start, world: Client, who: str, on_disk: Reader, job: str, numbers: list[int]
+) -> None:
+    world.hold("/refunds", times=len(numbers))
+    tool = "acharge" if job == "async" else "charge"
+    worker = start(job, fresh=True, body=[tool, tool, tool, "raise"])
+    signalled_in_each_refund(worker, world, numbers)
+    code = worker.ends()
+    rolled_back_once_each(world, who, on_disk, 3)
+    assert code == -numbers[0], worker.errors()
+    if numbers[0] == signal.SIGINT:
+        assert "KeyboardInterrupt" in worker.errors() and "SoldOut" in worker.errors()
+    undone = [found["charge_id"] for found in Ledger(world).all["refunds"]][-3:]
+    assert undone == [found["id"] for found in reversed(Ledger(world).effects(who))]
+
+
+@pytest.mark.promise("shielded", "in-flight-is-unknown", "compensate-once")
+@pytest.mark.parametrize("job", ["signals", "async"])
+def test_ctrl_c_in_a_step_rolls_back_what_it_did_and_then_ends_the_process(
+    start: Start, world: Client, who: str, on_disk: Reader, job: str
+) -> None:
+    """In the middle of the second charge, which has landed unheard; once more in its refund."""
+    tool = "acharge" if job == "async" else "charge"
+    world.hold("/charges", when="after", field={"amount": 2})
+    world.hold("/refunds", times=2)
+    worker = start(job, fresh=True, body=[tool, tool])
+    world.wait_held()
+    worker.signal(signal.SIGINT)
+    world.wait_held(2)
+    world.release()
+    world.wait_held()
+    worker.signal(signal.SIGINT)
+    world.release()
+    assert worker.ends() == -signal.SIGINT
+    assert "KeyboardInterrupt" in worker.errors()
+    rolled_back_once_each(world, who, on_disk, 2)
+
+
+@pytest.mark.promise("shielded", "in-flight-is-unknown", "no-false-clean")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_timeout_around_a_saga_with_a_held_request(
+    start: Start, world: Client, who: str, on_disk: Reader, when: str
+) -> None:
+    """`asyncio.timeout` ends the step and not the rollback; its TimeoutError comes out."""
+    world.hold("/charges", when=when, field={"amount": 2})  # pyright: ignore[reportArgumentType]
+    worker = start("timeout", body=["acharge", "acharge"])
+    world.wait_held()
+    worker.say("time is up")
+    assert worker.hear() == {"at": "heard"}
+    said = worker.hear()
+    assert said["raised"] == "TimeoutError" and said["report"]["clean"] is True
+    rolled_back_once_each(world, who, on_disk, 1 if when == "before" else 2)
+
+
+@pytest.mark.promise("shielded", "compensate-once")
+def test_a_timeout_during_the_rollback_waits_for_it(start: Start, world: Client, who: str, on_disk: Reader) -> None:
+    world.hold("/refunds", times=2)
+    worker = start("timeout", body=["acharge", "acharge", "raise"])
+    world.wait_held()
+    worker.say("time is up")
+    assert worker.hear() == {"at": "heard"}
+    world.release()
+    world.wait_held()
+    world.release()
+    said = worker.hear()
+    assert said["raised"] == "TimeoutError" and said["report"]["clean"] is True
+    rolled_back_once_each(world, who, on_disk, 2)
