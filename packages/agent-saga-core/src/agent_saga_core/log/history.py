@@ -10,7 +10,7 @@ from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log import osfile
 from agent_saga_core.log.base import Damage, history_fault
 from agent_saga_core.log.locks import is_locked
-from agent_saga_core.log.scan import Found, Stream
+from agent_saga_core.log.scan import Stream
 from agent_saga_core.log.segments import born_after, segment_name, writer_names
 from agent_saga_core.records import FINAL, MAX_LINE_BYTES, RECORD_LINE, Record, record_of
 
@@ -158,16 +158,16 @@ class History:
     def _advance(self, number: int, stream: Stream) -> bool:
         sagas = self._sagas
 
-        def note(found: Found) -> None:
-            places = sagas.get(found.saga)
+        def note(saga_id: str, n: int, kind: bytes, time: bytes, segment: int, offset: int) -> None:
+            places = sagas.get(saga_id)
             if places is None:
-                places = sagas.setdefault(found.saga, _Places())
-            if found.n == 1 or not places.pairs:
-                places.started = float(found.time)
-            if found.kind in _FINAL:
+                places = sagas.setdefault(saga_id, _Places())
+            if n == 1 or not places.pairs:
+                places.started = float(time)
+            if kind in _FINAL:
                 places.ended = True
             # One call for both numbers: an interrupt leaves a whole pair or none.
-            places.pairs.extend((found.n, _pack(number, found.segment, found.offset)))
+            places.pairs.extend((n, _pack(number, segment, offset)))
 
         changed = stream.advance(note)
         if changed:

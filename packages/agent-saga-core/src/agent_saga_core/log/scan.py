@@ -10,9 +10,8 @@ import os
 import re
 from collections.abc import Callable
 from copy import copy
-from functools import lru_cache
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -21,7 +20,7 @@ from agent_saga_core.log.base import Damage
 from agent_saga_core.log.segments import END_LINE, HEAD_LINE, Tail, segment_name
 from agent_saga_core.records import FORMAT_VERSION, MAX_LINE_BYTES, NUMBER, RECORD_LINE, STRING
 
-__all__ = ["Found", "Stream", "saga_name"]
+__all__ = ["Sink", "Stream", "saga_name"]
 
 CHUNK: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 28
@@ -36,26 +35,40 @@ _SYNCED = re.compile(rb'"synced":(' + NUMBER + rb")[,}]")
 _match_record = RECORD_LINE.fullmatch
 
 
-@lru_cache(maxsize=4096)
+_SALT: Final = b',"salt":"'
+_LINE_START: Final = b'{"hash":"'
+
+# The header of `RECORD_LINE`, for the lines that are read by the million.
+_match_header = re.compile(
+    rb'"saga":("[^"\\\x00-\x1f]*"|' + STRING + rb'),"n":(' + NUMBER + rb")"
+    rb'(?:,"epoch":' + NUMBER + rb')?,"type":"([A-Z_]{1,64})"(?:,"critical":false)?'
+    rb',"time":([0-9]{1,11}(?:\.[0-9]{1,32})?(?:e-[0-9]{1,3})?)'
+    rb'(?:,"synced":(' + NUMBER + rb'))?(?:,"prev":\[(' + STRING + rb"),(" + NUMBER + rb')\])?,"digest":"(.{64})"',
+    re.DOTALL,
+).fullmatch
+
+Sink = Callable[[str, int, bytes, bytes, int, int], None]
+"""Takes one intact record: saga, number, type, time as it stands there, segment, offset in the segment."""
+
+
 def saga_name(name: bytes) -> str | None:
     """The saga id that stands in a line as `name`; None unless it stands there as we would write it."""
     try:
+        if b"\\" not in name:
+            return name[1:-1].decode()
         saga_id = msgspec.json.decode(name, type=str)
         return saga_id if msgspec.json.encode(saga_id) == name else None
     except (msgspec.MsgspecError, ValueError):
         return None
 
 
-class Found(NamedTuple):
-    """One intact record line."""
-
-    saga: str
-    n: int
-    kind: bytes
-    optional: bool
-    time: bytes
-    segment: int
-    offset: int
+def _framed(line: bytes, salted: int) -> bool:
+    return (
+        line[:9] == _LINE_START
+        and line[73:75] == b'",'
+        and line[salted + 31 : salted + 41] == b'","data":{'
+        and line[-1:] == b"}"
+    )
 
 
 class _Region:
@@ -130,7 +143,7 @@ class Stream:
             found = (*found, self._verdict(state.region, "", None))
         return found if self._torn is None else (*found, self._torn)
 
-    def advance(self, sink: Callable[[Found], None]) -> bool:
+    def advance(self, sink: Sink) -> bool:
         """Read what was added since the last call; return whether there was anything.
 
         `sink` gets every intact record, and after an interrupt some of them twice.
@@ -187,7 +200,7 @@ class Stream:
         self._size = -1
         self._state = state
 
-    def _read_segment(self, sink: Callable[[Found], None]) -> bool:
+    def _read_segment(self, sink: Sink) -> bool:
         try:
             descriptor = osfile.open_file(self._segment(), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -207,7 +220,7 @@ class Stream:
         finally:
             os.close(descriptor)
 
-    def _read_lines(self, descriptor: int, sink: Callable[[Found], None]) -> None:
+    def _read_lines(self, descriptor: int, sink: Sink) -> None:
         want = CHUNK
         self._torn = None
         while not self._state.stuck:
@@ -239,33 +252,31 @@ class Stream:
 
     # --- lines
 
-    def _take(self, lines: list[bytes], sink: Callable[[Found], None], descriptor: int) -> None:
+    def _take(self, lines: list[bytes], sink: Sink, descriptor: int) -> None:
+        """Read whole lines. What is simply the next record is dealt with here, quickly; `_odd` does the rest."""
         state = copy(self._state)
         segment, offset, base, chain, name, n = state.tail
         for line in lines:
-            match = _match_record(line) if offset and state.region is None and not state.ended else None
-            if match is not None:
-                own, header, saga, number, _, kind, optional, time, synced, of, of_n, digest, salt, data = (
-                    match.groups()
-                )
+            salted = line.find(_SALT)
+            match = _match_header(line, 75, salted) if salted > 0 and offset else None
+            if match is not None and state.region is None and not state.ended:
+                saga, number, kind, time, synced, of, of_n, digest = match.groups()
+                number = int(number)
+                own = line[9:73]
                 if (
-                    sha256(chain + header).hexdigest().encode() == own
-                    and (salt is None or sha256(salt + data).hexdigest().encode() == digest)
-                    and (saga_id := saga_name(saga)) is not None
+                    (saga_id := saga_name(saga)) is not None
+                    and ((of == name and int(of_n) == n) if of else not name or (saga == name and number == n + 1))
+                    and (synced is None or int(synced) <= base + offset)
+                    and _framed(line, salted)
+                    and sha256(chain + line[75:salted]).hexdigest().encode() == own
+                    and sha256(line[salted + 9 : salted + 31] + line[salted + 40 : -1]).hexdigest().encode() == digest
                 ):
-                    number = int(number)
-                    if of is None:
-                        follows = not name or (saga == name and number == n + 1)
-                    else:
-                        follows = of == name and int(of_n) == n
                     if synced is not None:
-                        follows = follows and int(synced) <= base + offset
                         state.synced = max(state.synced, int(synced))
-                    if follows:
-                        sink(Found(saga_id, number, kind, optional is not None, time, segment, offset))
-                        chain, name, n = own, saga, number
-                        offset += len(line) + 1
-                        continue
+                    sink(saga_id, number, kind, time, segment, offset)
+                    chain, name, n = own, saga, number
+                    offset += len(line) + 1
+                    continue
             state.tail = Tail(segment, offset, base, chain, name, n)
             self._odd(state, line, sink, descriptor)
             segment, offset, base, chain, name, n = state.tail
@@ -274,7 +285,7 @@ class Stream:
         state.tail = Tail(segment, offset, base, chain, name, n)
         self._state = state
 
-    def _odd(self, state: _State, line: bytes, sink: Callable[[Found], None], descriptor: int) -> None:
+    def _odd(self, state: _State, line: bytes, sink: Sink, descriptor: int) -> None:
         """Judge a line that is not simply the next record, and go on behind it."""
         while not state.stuck:
             tail = state.tail
@@ -328,7 +339,7 @@ class Stream:
         state.tail = tail._replace(chain=match["hash"])
         return True
 
-    def _own_line(self, state: _State, line: bytes, sink: Callable[[Found], None]) -> None:
+    def _own_line(self, state: _State, line: bytes, sink: Sink) -> None:
         """Take a line whose header is the one that was written here, whatever the rest of it is."""
         tail = state.tail
         header = _authentic(line, tail.chain) or b""
@@ -356,8 +367,7 @@ class Stream:
             self._add(state, tail.offset, "a record contradicts the place where it stands", None)
         else:
             state.synced = max(state.synced, int(match["synced"] or 0))
-            time, kind = match["time"], match["type"]
-            sink(Found(saga_id, n, kind, match["optional"] is not None, time, tail.segment, tail.offset))
+            sink(saga_id, n, match["type"], match["time"], tail.segment, tail.offset)
 
     def _split_off(self, state: _State, line: bytes) -> int | None:
         """If a whole intact line is followed by anything but a newline, report it and go behind that byte."""
@@ -433,7 +443,6 @@ class Stream:
 # --- lines apart from any stream
 
 _BLOCK: Final = 512
-_LINE_START: Final = b'{"hash":"'
 _DATA = re.compile(rb',"salt":"([A-Za-z0-9_-]{22})","data":')
 _ERASED = re.compile(rb" *\}")
 _BRACE_AND_WRONG_BYTE = re.compile(rb'\}(?=.(?:\{"hash":"|\{"?h?a?s?h?"?:?\Z|\Z))', re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_saga_core.log.base import Damage, Verification
-from agent_saga_core.log.scan import Found, Stream
+from agent_saga_core.log.scan import Stream
 from agent_saga_core.log.segments import writer_names
 from agent_saga_core.records import FINAL
 
@@ -53,11 +53,10 @@ class _Walk:
         self._whole: set[int] = set()
         self._progress = progress
 
-    def note(self, found: Found) -> None:
+    def note(self, saga_id: str, n: int, kind: bytes, time: bytes, segment: int, offset: int) -> None:
         self.records += 1
         if self._progress is not None and self.records % PROGRESS_EVERY == 0:
             self._progress(self.records)
-        saga_id = found.saga
         runs = self.open.get(saga_id)
         if runs is None:
             # Of 64 bits: two sagas of one log meet in one hash about as often as a disk lies.
@@ -65,10 +64,10 @@ class _Walk:
                 self.twice.add(saga_id)
                 return
             runs = self.open[saga_id] = _Runs()
-        if not runs.add(found.n):
+        if not runs.add(n):
             self.twice.add(saga_id)
-        if found.kind in _FINAL:
-            runs.final_n = found.n
+        if kind in _FINAL:
+            runs.final_n = n
         if runs.final_n and runs.runs == [[1, runs.final_n]]:
             del self.open[saga_id]
             self._whole.add(hash(saga_id))
