@@ -286,8 +286,7 @@ def test_a_loop_that_is_closed_while_it_waits_hurts_nobody_else(tmp_path: Path, 
     async def start() -> None:
         task = loop.create_task(log.aflush(log.append(record("a", 1))))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while not disk.syncing.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(disk.syncing.wait, WAIT)
         task.cancel()
 
     loop.run_until_complete(asyncio.wait_for(start(), WAIT))
@@ -313,8 +312,7 @@ async def test_a_cancelled_waiter_leaves_the_others_waiting(tmp_path: Path, disk
     first = asyncio.create_task(log.aflush(log.append(record("a", 1))))
     second = asyncio.create_task(log.aflush(log.append(record("b", 1))))
     async with asyncio.timeout(WAIT):
-        while not disk.syncing.is_set():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(disk.syncing.wait, WAIT)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
