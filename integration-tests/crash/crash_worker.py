@@ -7,6 +7,7 @@ A worker says what it has to say in lines of JSON on stdout, and takes words of 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -417,6 +419,42 @@ def job_contend() -> None:
     except SagaError as error:
         say(ran=False, busy=False, raised=type(error).__name__)
     heed()
+
+
+def job_parallel() -> None:
+    """Six calls of one tool at once, on threads."""
+    _saying_how(_parallel)
+
+
+def _parallel() -> Json:
+    log = the_log()
+    tool = tools()[OPTIONS["body"][0]]
+    with saga_scope(OPTIONS["saga"], log=log) as saga:
+        with ThreadPoolExecutor(6) as pool:
+            futures = [
+                pool.submit(contextvars.copy_context().run, tool, customer=OPTIONS["who"], amount=n + 1)
+                for n in range(6)
+            ]
+        for future in futures:
+            future.result()
+        if OPTIONS["body"][1:] == ["raise"]:
+            raise SoldOut
+    return {"status": saga.status}
+
+
+def job_aparallel() -> None:
+    """The same as tasks of one loop."""
+    _saying_how(lambda: asyncio.run(_aparallel()))
+
+
+async def _aparallel() -> Json:
+    log = the_log()
+    tool = tools()[OPTIONS["body"][0]]
+    async with saga_scope(OPTIONS["saga"], log=log) as saga:
+        await asyncio.gather(*(tool(customer=OPTIONS["who"], amount=n + 1) for n in range(6)))
+        if OPTIONS["body"][1:] == ["raise"]:
+            raise SoldOut
+    return {"status": saga.status}
 
 
 def job_signals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent_saga_core import SagaNotFound, SagaStatus
 from agent_saga_core.demo.client import Client
 
 BODY = ["charge", "book", "pay", "raise"]
+STANDING = [(None, 1), ("hotel", None), (None, 3)]
 UNDO_OF = {"charge": "refund", "book": "cancel", "pay": "void"}
 
 
@@ -147,3 +149,29 @@ def test_three_crashes_in_one_compensation_are_left_to_a_person(
     assert on_disk.state().status is SagaStatus.NEEDS_ATTENTION
     assert recovered()["recovered"] == ["order-7"], "an explicit recovery gives new tries"
     assert Ledger(world).undo_counts(who) == [1]
+
+
+@pytest.mark.promise("replay-not-rerun", "recover-anywhere", "in-flight-is-unknown", "no-silent-commit")
+def test_killed_at_every_boundary_and_opened_again_until_it_commits(
+    start: Start, world: Client, tmp_path: Path
+) -> None:
+    """The body runs again from its top, twice interrupted: each effect stands once, and none is made for nothing."""
+    body = ["charge", "book", "pay"]
+    whole = start("saga", log=str(tmp_path / "whole"), body=body, close=False, who="whole").hear()["trace"]
+    dice = random.Random(11)
+    for place, point in enumerate(whole, start=1):
+        saga, directory = f"opened again after kill {place} ({point})", tmp_path / f"{place}"
+        deaths = [place, dice.randrange(1, len(whole)), 0]
+        for death in deaths:
+            owner = start("saga", log=str(directory), body=body, who=saga, saga=saga, die_at=death)
+            ended = owner.ends()
+            world.wait_quiet()
+        assert ended == 0 and owner.hear()["status"] == "COMMITTED", saga
+        ledger = Ledger(world)
+        standing = ledger.standing(saga)
+        assert [(found.get("kind"), found.get("amount")) for found in standing] == STANDING, saga
+        assert [len(ledger.undos(found)) for found in standing] == [0, 0, 0], saga
+        # What else there was is a payment that nobody could look up: it was undone by its key before the next attempt.
+        gone = [found for found in ledger.effects(saga) if found not in standing]
+        assert all(found["amount"] == 3 and len(ledger.undos(found)) == 1 for found in gone), saga
+        assert Reader(directory).intact()

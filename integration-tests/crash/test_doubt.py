@@ -21,7 +21,7 @@ def killed_while_held(
     start: Start, world: Client, tool: str, path: str, *, when: str = "before", **options: Any
 ) -> None:
     """A worker is killed while its request is held at the service, before or after the effect."""
-    world.hold(path, when=when)  # pyright: ignore[reportArgumentType]
+    world.hold(path, when=when)
     owner = start("saga", body=[tool], **options)
     world.wait_held()
     owner.kill()
@@ -208,3 +208,43 @@ def test_killed_by_a_signal_that_nobody_handles_in_the_middle_of_a_request(
     assert on_disk.types() == ["START", "INTENT"]
     assert recovered()["recovered"] == ["order-7"]
     assert Ledger(world).undo_counts(who) == [1]
+
+
+@pytest.mark.promise("any-thread-any-loop", "in-flight-is-unknown", "compensate-once", "recover-anywhere")
+@pytest.mark.parametrize(("job", "tool"), [("parallel", "charge"), ("parallel", "pay"), ("aparallel", "acharge")])
+@pytest.mark.parametrize("landed", [0, 3, 6])
+def test_killed_with_six_requests_in_flight(
+    start: Start, world: Client, who: str, on_disk: Reader, recovered: Recovered, job: str, tool: str, landed: int
+) -> None:
+    """Some have landed, unheard, and the others never will: each that did is undone once."""
+    world.hold("/charges", times=6)
+    owner = start(job, body=[tool])
+    world.wait_held(6)
+    world.hold("/charges", when="after", times=None)
+    if landed:
+        world.release(count=landed)  # into the hold behind the effect
+    owner.kill()
+    assert len(Ledger(world).standing(who)) == landed
+    assert recovered()["recovered"] == ["order-7"]
+    ledger = Ledger(world)
+    assert ledger.undo_counts(who) == [1] * landed and ledger.undone_once_each(who)
+    state = on_disk.state()
+    assert (state.status, state.report and state.report.clean) == (SagaStatus.ROLLED_BACK, True)
+    assert len(state.steps) == 6
+
+
+@pytest.mark.promise("any-thread-any-loop", "lifo", "compensate-once")
+@pytest.mark.parametrize(("job", "tool"), [("parallel", "charge"), ("aparallel", "acharge")])
+def test_six_parallel_steps_are_undone_in_reverse_order_of_their_outcomes(
+    start: Start, world: Client, who: str, on_disk: Reader, job: str, tool: str
+) -> None:
+    world.hold("/charges", times=6)
+    owner = start(job, body=[tool, "raise"])
+    world.wait_held(6)
+    world.release()
+    assert owner.hear()["raised"] == "SoldOut"
+    outcomes = [entry["step"] for entry in on_disk.state().timeline if entry["type"] == "DONE"]
+    undone = [entry["step"] for entry in on_disk.state().timeline if entry["type"] == "COMPENSATED"]
+    assert len(outcomes) == 6 and undone == outcomes[::-1]
+    ledger = Ledger(world)
+    assert ledger.undo_counts(who) == [1] * 6 and ledger.undone_once_each(who)

@@ -80,7 +80,7 @@ def test_a_timeout_around_a_saga_with_a_held_request(
     start: Start, world: Client, who: str, on_disk: Reader, when: str
 ) -> None:
     """`asyncio.timeout` ends the step and not the rollback; its TimeoutError comes out."""
-    world.hold("/charges", when=when, field={"amount": 2})  # pyright: ignore[reportArgumentType]
+    world.hold("/charges", when=when, field={"amount": 2})
     worker = start("timeout", body=["acharge", "acharge"])
     world.wait_held()
     worker.say("time is up")
