@@ -372,6 +372,25 @@ def test_a_relaxed_record_is_written_at_once_and_synced_within_50_ms(tmp_path: P
     log.close()
 
 
+def test_a_claim_makes_durable_what_a_dead_owner_only_wrote(tmp_path: Path, disk: Disk) -> None:
+    log = FileLog(tmp_path / "log")
+    log.claim("a")
+    log.claim("b")
+    log.write(log.append(record("a", 1, "START")))
+    die(log)
+    heir = FileLog(tmp_path / "log")
+    heir.claim("warm", fresh=True)
+    disk.calls.clear()
+    # Before it appends or acts: the segment, its directory, and the log's.
+    assert [entry.n for entry in heir.claim("a")] == [1, 2]
+    assert (disk.calls.count("fdatasync"), disk.calls.count("fsync")) == (1, 2)
+    heir.release("a")
+    disk.calls.clear()
+    heir.claim("a")  # the dead writer's part needs no second sync, and our own was flushed
+    assert disk.syncs == 0
+    heir.close()
+
+
 # --- a failing disk
 
 

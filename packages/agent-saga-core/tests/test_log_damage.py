@@ -428,6 +428,20 @@ def test_two_owners_at_once_are_detected(tmp_path: Path) -> None:
     assert any(damage.saga_ids == ("a",) for damage in reader.unfinished().damage)
 
 
+def test_garbage_is_not_read_for_ever(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log")
+    write_three_sagas(log)
+    log.close()
+    (path,) = segment_files(tmp_path / "log")
+    for garbage in (b"\n" * 1_000_000, b'{"hash":"' * 300_000 + b"\n", b"x" * 3_000_000, (b"{" * 99 + b"\n") * 20_000):
+        raw = path.read_bytes()
+        path.write_bytes(raw[:1500] + garbage + raw[1500:])
+        reader = FileLog(tmp_path / "log", create=False)
+        assert not reader.verify().intact
+        reader.unfinished()
+        path.write_bytes(raw)
+
+
 def test_a_segment_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     log = FileLog(tmp_path / "log")
     write_three_sagas(log)

@@ -239,8 +239,11 @@ def _read_meta(directory: str) -> _Meta | None:
 
 def _create(directory: str) -> _Meta:
     """Make a log. Of several processes that do so at once, one decides what `log.json` says."""
-    os.makedirs(os.path.dirname(directory), exist_ok=True)
-    osfile.make_directory(directory)
+    made = [directory]
+    while not os.path.isdir(os.path.dirname(made[-1])):
+        made.append(os.path.dirname(made[-1]))
+    for path in reversed(made):
+        osfile.make_directory(path)
     locks = f"{directory}/{LOCKS}"
     osfile.make_directory(locks)
     scheme = best_scheme()
@@ -254,15 +257,16 @@ def _create(directory: str) -> _Meta:
         osfile.sync_file(descriptor)
     finally:
         os.close(descriptor)
+    # Whoever sees `log.json` relies on the locks and on the way here, so these are durable first.
+    for path in (locks, *made, os.path.dirname(made[-1])):
+        osfile.sync_directory(path)
     try:
         os.link(draft, f"{directory}/{META}")  # unlike rename, it never replaces what another process decided
     except FileExistsError:
         pass
     finally:
         os.unlink(draft)
-    osfile.sync_directory(locks)
     osfile.sync_directory(directory)
-    osfile.sync_directory(os.path.dirname(directory))
     decided = _read_meta(directory)
     if decided is None:
         raise LogCorrupted(f"{directory}/{META} vanished while the log was made", where=directory)

@@ -54,7 +54,7 @@ class History:
         self._finished: set[int] = set()  # streams to which nothing will be added
         self._damage: dict[int, tuple[Damage, ...]] = {}
         self._sagas: dict[str, _Places] = {}
-        self._synced: set[tuple[int, int]] = set()  # segments of dead writers that this process made durable
+        self._synced: dict[tuple[int, int], int] = {}  # (stream, segment) -> bytes that this process made durable
 
     def refresh(self) -> None:
         """Read what was added since the last call."""
@@ -105,23 +105,23 @@ class History:
         """
         with self._reading:
             known = self._sagas.get(saga_id)
-            files: dict[tuple[int, int], int] = {}
+            files: dict[tuple[int, int], str] = {}
             for _, place in known.sorted() if known is not None else ():
                 number, segment, offset = _unpack(place)
                 stream = self._streams[number]
-                if stream.writer != own and not stream.is_durable(segment, offset):
-                    files[number, segment] = place
-            files = {file: place for file, place in files.items() if file not in self._synced}
-            for (number, segment), place in files.items():
-                descriptor = osfile.open_file(self._path(place), os.O_RDONLY | os.O_CLOEXEC)
+                durable = stream.is_durable(segment, offset) or offset < self._synced.get((number, segment), 0)
+                if stream.writer != own and not durable:
+                    files[number, segment] = self._path(place)
+            for file, path in files.items():
+                descriptor = osfile.open_file(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
+                    size = os.fstat(descriptor).st_size
                     osfile.sync_file(descriptor)
                 finally:
                     os.close(descriptor)
-                osfile.sync_directory(os.path.dirname(self._path(place)))
+                osfile.sync_directory(os.path.dirname(path))
                 osfile.sync_directory(self._directory)
-                if number in self._finished:
-                    self._synced.add((number, segment))
+                self._synced[file] = size
             return bool(files)
 
     def saga_ids(self) -> list[str]:

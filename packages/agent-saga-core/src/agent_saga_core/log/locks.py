@@ -14,6 +14,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -96,6 +97,12 @@ def is_locked(path: str, scheme: str) -> bool:
 def _taken(descriptor: int, offset: int) -> bool:
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, offset))
     return struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK
+
+
+@lru_cache(maxsize=4096)
+def _file_and_offset(saga_id: str) -> tuple[int, int]:
+    digest = sha256(saga_id.encode()).digest()
+    return digest[8], int.from_bytes(digest[:8], "big") >> 2
 
 
 class SagaLocks(ABC):
@@ -224,8 +231,8 @@ class RangeLocks(SagaLocks):
         self._held.clear()
 
     def _place(self, saga_id: str) -> tuple[int, int]:
-        digest = sha256(saga_id.encode()).digest()
-        return digest[8] % self._files, int.from_bytes(digest[:8], "big") >> 2
+        file, offset = _file_and_offset(saga_id)
+        return file % self._files, offset
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{number:02d}"

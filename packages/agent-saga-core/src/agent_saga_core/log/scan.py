@@ -29,6 +29,9 @@ MAX_SEGMENT_BYTES: Final = 1 << 28
 MAX_DAMAGE: Final = 100
 """After so many damaged places a stream is not read on."""
 
+MAX_REGION: Final = 10_000
+"""Nor after so many lines of which none can be tied to the chain."""
+
 _REGION_BYTES: Final = 1 << 16
 _IDENTITY = re.compile(rb'"saga":(' + STRING + rb'),"n":(' + NUMBER + rb")[,}]")
 _SYNCED = re.compile(rb'"synced":(' + NUMBER + rb")[,}]")
@@ -293,6 +296,7 @@ class Stream:
                 self._add(state, tail.offset, "something follows the line that ends the stream", ())
             elif state.region is not None and not self._resync(state, state.region, line):
                 state.region = state.region.grown(line)
+                state.stuck = state.region.count >= MAX_REGION
             elif not self._stream_line(state, line):
                 if _authentic(line, state.tail.chain) is not None:
                     rest = self._split_off(state, line)
