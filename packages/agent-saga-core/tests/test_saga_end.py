@@ -655,6 +655,41 @@ def test_the_signal_handlers_are_put_back(log):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+async def test_what_is_in_doubt_is_waited_for_from_the_end_of_the_call(world):
+    """The call may have sent its request just before it was cancelled, however long ago its intent was."""
+    clock = ManualClock()
+    log = MemoryLog(clock)
+    sent = asyncio.Event()
+
+    @compensator("soft void")
+    def void(key: str, *, idempotency_key: str) -> None:
+        world.void(key, idempotency_key, forbid=False)
+
+    async def charge(amount: int, idempotency_key: str):
+        clock.advance(60.0)
+        world.queue.append(lambda: world.charge(amount, idempotency_key))
+        sent.set()
+        await asyncio.Event().wait()
+
+    async def body():
+        async with saga_scope("s", log=log) as saga:
+            how = undo(void, if_absent="noop", key="step.forward_key")
+            await saga.aexecute("charge", charge, args={"amount": 5}, semantics=C, in_doubt=20.0, compensate=how)
+
+    task = asyncio.create_task(body())
+    await sent.wait()
+    task.cancel()
+    await asyncio.to_thread(clock.wait_until_waiting)
+    clock.advance(10.0)
+    world.deliver()
+    clock.advance(9.0)
+    assert world.asked("void") == []
+    clock.advance(1.0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.left == [] and read_saga(log, "s").report.clean
+
+
 # --- timeouts and late results
 
 

@@ -244,8 +244,9 @@ class Run:
     def settle_at(self, step: Step, attempt: Attempt) -> float:
         """When, on this process's monotonic clock, a call that was given up can no longer land.
 
-        The process that made the call counts from its INTENT, any other from its own claim. A stored moment can only
-        lengthen that, and by no more than another `in_doubt`: clocks of two processes may be hours apart.
+        The process that made the call counts from the call's end (from INTENT while it has none): until then it may
+        have sent something. Any other counts from its own claim. A stored moment can only lengthen that, and by no more
+        than another `in_doubt`: clocks of two processes may be hours apart.
         """
         born = self.born.get((step.number, attempt.number))
         if born is not None:

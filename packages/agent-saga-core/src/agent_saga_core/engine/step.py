@@ -529,6 +529,7 @@ def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outc
         return [(RecordType.NOT_APPLIED, data)], "absent"
     data["in_transit"] = outcome.still_running or in_transit(error)
     if data["in_transit"]:
+        run.born[step.number, attempt.number] = run.clock.monotonic()
         data["settle_not_before"] = run.clock.time() + max(0.0, run.settle_at(step, attempt) - run.clock.monotonic())
     records: list[Draft] = [(RecordType.UNKNOWN, data)]
     if not isinstance(error, Exception) or (running is not None and running.call.settle_later):
@@ -580,6 +581,7 @@ def _ended_late(
     running = run.running.pop(tokens[0], None)
     run.flows[tokens[1]] = running.call.scope if running is not None else ""
     key = (step.number, attempt.number)
+    run.born[key] = run.clock.monotonic()
     records: list[Draft] = []
     open_ = attempt.status in (StepStatus.INTENDED, StepStatus.UNKNOWN) and not run.fold.status.final
     if data and open_:
@@ -623,4 +625,5 @@ def _abandon(run: Run, token: object) -> Transition:
     if running.call.spec.semantics is ActionSemantics.READ_ONLY:
         return [(RecordType.NOT_APPLIED, {**data, "reason": "interrupted"})], None
     run.unsettled.add((running.step, running.attempt))
+    run.born[running.step, running.attempt] = run.clock.monotonic()
     return [(RecordType.UNKNOWN, {**data, "error": "interrupted", "in_transit": True})], None
