@@ -8,7 +8,6 @@ stands in the log itself, where the next leader, or the same one again, repeats 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
@@ -16,11 +15,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.lazy import LazyModule
 from agent_saga_core.records import FINAL, Encoded, Record, RecordType, encode
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = LazyModule("asyncio")
 
 __all__ = ["Batch", "Entry", "GroupCommitLog", "Owned"]
 
