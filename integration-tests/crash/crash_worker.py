@@ -76,7 +76,7 @@ class Points:
     def __call__(self, name: str) -> None:
         self.trace.append(name)
         if OPTIONS.get("die_at") in (len(self.trace), name):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), OPTIONS.get("die_of", signal.SIGKILL))
 
 
 at = Points()
@@ -147,7 +147,9 @@ def refund(charge_id: str, *, idempotency_key: str) -> None:
 
 @compensator("crash.arefund")
 async def arefund(charge_id: str, *, idempotency_key: str) -> None:
+    at("before arefund")
     await world().arefund(charge_id, key=idempotency_key)
+    at("after arefund")
 
 
 @compensator("crash.cancel")
@@ -235,7 +237,10 @@ def tools() -> dict[str, Tool]:
 
     @declare(compensate=undo(arefund, charge_id="result.id"), probe="crash.find")
     async def acharge(customer: str, amount: int, *, idempotency_key: str = "") -> Json:
-        return await world().acharge(customer, amount, key=idempotency_key)
+        at("before acharge")
+        made = await world().acharge(customer, amount, key=idempotency_key)
+        at("after acharge")
+        return made
 
     @declare(compensate=undo(arefund, charge_id="result.id"))
     async def acharge_blindly(customer: str, amount: int, *, idempotency_key: str = "") -> Json:
@@ -260,7 +265,8 @@ def job_saga() -> None:
 def _saga() -> Json:
     log = the_log()
     try:
-        with saga_scope(OPTIONS["saga"], log=log, drain_timeout=OPTIONS.get("drain", BOUND)) as saga:
+        durability = OPTIONS.get("durability", "strict")
+        with saga_scope(OPTIONS["saga"], log=log, durability=durability) as saga:
             _body(OPTIONS["body"])
         return {"status": saga.status}
     finally:
@@ -473,6 +479,7 @@ async def _async() -> None:
     log = the_log()
     async with saga_scope(OPTIONS["saga"], log=log):
         await _abody()
+    say(status="COMMITTED", trace=at.trace)
 
 
 async def _abody() -> None:
@@ -494,7 +501,7 @@ async def _under_timeout() -> Json:
     try:
         async with asyncio.timeout(None) as limit:
             _on_word(loop, lambda: limit.reschedule(loop.time()))
-            async with saga_scope(OPTIONS["saga"], log=log, drain_timeout=OPTIONS.get("drain", BOUND)) as saga:
+            async with saga_scope(OPTIONS["saga"], log=log) as saga:
                 await _abody()
     except TimeoutError:
         return {"raised": "TimeoutError", "report": msgspec.to_builtins(saga.report)}
@@ -508,7 +515,7 @@ def job_cancelled() -> None:
 
 async def _in_task() -> Json:
     log = the_log()
-    scope = saga_scope(OPTIONS["saga"], log=log, drain_timeout=OPTIONS.get("drain", BOUND))
+    scope = saga_scope(OPTIONS["saga"], log=log)
 
     async def work() -> None:
         async with scope:

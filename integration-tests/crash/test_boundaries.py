@@ -13,7 +13,7 @@ from conftest import Reader, Start
 from crash_ledger import Ledger
 from crash_processes import Worker
 
-from agent_saga_core import SagaNotFound, SagaStatus
+from agent_saga_core import FileLog, SagaNotFound, SagaStatus
 from agent_saga_core.demo.client import Client
 
 BODY = ["charge", "book", "pay", "raise"]
@@ -175,3 +175,31 @@ def test_killed_at_every_boundary_and_opened_again_until_it_commits(
         gone = [found for found in ledger.effects(saga) if found not in standing]
         assert all(found["amount"] == 3 and len(ledger.undos(found)) == 1 for found in gone), saga
         assert Reader(directory).intact()
+
+
+@pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean", "any-thread-any-loop")
+@pytest.mark.parametrize("mode", ["async", "relaxed"])
+def test_killed_at_every_boundary_in_other_ways_of_running(
+    start: Start, world: Client, tmp_path: Path, mode: str
+) -> None:
+    """A loop with its flusher thread; and results that are only written before they are returned."""
+    body = ["acharge"] * 3 if mode == "async" else ["charge", "book", "pay"]
+    job, options = ("async", {}) if mode == "async" else ("saga", {"durability": "relaxed"})
+    place, ended = 0, -signal.SIGKILL
+    while ended == -signal.SIGKILL:
+        place += 1
+        saga, directory = f"{mode} killed at {place}", tmp_path / f"{place}"
+        given = {"log": str(directory), "who": saga, "saga": saga, **options}
+        victim = start(job, body=[*body, "raise"], die_at=place, **given)
+        ended = victim.ends()
+        world.wait_quiet()
+        together([start("recover", log=str(directory)) for _ in range(2)])
+        ledger = Ledger(world)
+        assert ledger.undone_once_each(saga), saga
+        assert sum(ledger.undo_counts(saga)) <= len(ledger.effects(saga)) + 1, saga
+        log = FileLog(directory)
+        assert log.unfinished().saga_ids == () and log.verify().intact, saga
+        for record in log.read(saga)[-1:]:
+            assert (record.type, record.data["clean"]) == ("ROLLED_BACK", True), saga
+        log.close()
+    assert ended in (0, 1) and place > 25

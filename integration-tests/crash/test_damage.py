@@ -103,3 +103,23 @@ def test_recovery_stops_for_the_sagas_that_damage_may_concern_and_for_no_other(
     ledger = Ledger(world)
     for saga in sagas:
         assert ledger.undo_counts(saga) == [runs[saga]] * 2
+
+
+@pytest.mark.promise("honest-store", "fail-closed")
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed cleanly"])
+def test_whole_lines_off_the_end_are_seen_only_in_a_log_that_was_closed(
+    start: Start, world: Client, who: str, log_dir: Path, closed: bool
+) -> None:
+    """The limit as docs/design.md states it: of a killed writer's stream nobody knows where it ended."""
+    sagas = [f"ann {who}"]
+    start("open_many", sagas=sagas, close=closed).ends()
+    segment = segment_of(log_dir)
+    lines = segment.read_bytes().splitlines(keepends=True)
+    record = -2 if closed else -1
+    segment.write_bytes(b"".join(lines[:record] + lines[record + 1 :] if closed else lines[:-1]))
+    recoverer = start("recover_each", sagas=sagas)
+    recoverer.say(str(log_dir))
+    said = recoverer.hear()
+    assert said["intact"] is not closed
+    assert said["report"]["damaged" if closed else "recovered"] == sagas
+    assert Ledger(world).undo_counts(sagas[0]) == ([0, 0] if closed else [1, 1])

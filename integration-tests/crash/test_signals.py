@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import Reader, Start
 from crash_ledger import Ledger
 from crash_processes import Worker
 
-from agent_saga_core import SagaStatus
+from agent_saga_core import FileLog, SagaStatus
 from agent_saga_core.demo.client import Client
 
 
@@ -103,3 +104,45 @@ def test_a_timeout_during_the_rollback_waits_for_it(start: Start, world: Client,
     said = worker.hear()
     assert said["raised"] == "TimeoutError" and said["report"]["clean"] is True
     rolled_back_once_each(world, who, on_disk, 2)
+
+
+@pytest.mark.promise("shielded", "compensate-once", "no-false-clean", "no-silent-commit")
+@pytest.mark.parametrize(
+    ("job", "body"),
+    [
+        ("signals", ["charge", "book", "pay"]),
+        ("signals", ["charge", "book", "pay", "raise"]),
+        ("async", ["acharge", "acharge"]),
+        ("async", ["acharge", "acharge", "raise"]),
+    ],
+    ids=["sync", "sync, fails", "async", "async, fails"],
+)
+def test_ctrl_c_at_every_boundary(start: Start, world: Client, tmp_path: Path, job: str, body: list[str]) -> None:
+    """Not a death: the process that was interrupted ends its saga itself, and recovery finds nothing to do."""
+    effects = len([word for word in body if word != "raise"])
+    place, committed, at_work = 0, 0, True
+    while at_work:
+        place += 1
+        saga, directory = f"{job} {body[-1]} interrupted at {place}", tmp_path / f"{place}"
+        worker = start(job, log=str(directory), who=saga, saga=saga, body=body, die_at=place, die_of=signal.SIGINT)
+        worker.ends()
+        errors = worker.errors()
+        at_work = "KeyboardInterrupt" in errors
+        ledger, reader = Ledger(world), Reader(directory)
+        assert reader.intact(), saga
+        log = FileLog(directory)
+        unfinished, records = log.unfinished().saga_ids, log.read(saga)
+        log.close()
+        if [record.type for record in records] == ["START"]:
+            continue  # interrupted while it was being opened: an empty saga is left to recovery
+        assert unfinished == (), f"{saga}: {errors}"
+        last = records[-1:]
+        if last and last[0].type == "COMMITTED":
+            committed += 1
+            assert len(ledger.standing(saga)) == effects and ledger.undo_counts(saga) == [0] * effects, saga
+            assert "raise" not in body, saga
+        else:
+            assert not last or (last[0].type, last[0].data["clean"]) == ("ROLLED_BACK", True), saga
+            assert ledger.undone_once_each(saga) and set(ledger.undo_counts(saga)) <= {1}, saga
+            assert at_work or "raise" in body, saga
+    assert place > 12 and committed < place / 2
