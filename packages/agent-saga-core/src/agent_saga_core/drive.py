@@ -39,7 +39,7 @@ else:
     asyncio = LazyModule("asyncio")
 from agent_saga_core.state import within
 
-__all__ = ["CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "adrive", "asleep", "current_step", "drive"]
+__all__ = ["CALLS", "CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "adrive", "asleep", "current_step", "drive"]
 
 T = TypeVar("T")
 log = logging.getLogger("agent_saga")
@@ -48,6 +48,10 @@ CURRENT_SAGA: contextvars.ContextVar[Any] = contextvars.ContextVar("agent_saga",
 CURRENT_STEP: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("agent_saga_step", default=None)
 INSIDE: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("agent_saga_inside", default=())
 """The tokens of the forward calls that the current code runs in, outermost first."""
+
+CALLS: list[Callable[[Call, Run, bool], Call]] = []
+"""The test kit's seam: the last one here may replace a call before it is made. Empty in production. The third argument
+says whether what the call returns is awaited on the running loop."""
 
 
 def current_step() -> CurrentStep | None:
@@ -205,6 +209,8 @@ class _Inside:
 
 
 def _call(effect: Call, run: Run) -> Outcome:
+    if CALLS:
+        effect = CALLS[-1](effect, run, False)
     if effect.timeout is not None and effect.kind == "forward":
         return _call_in_thread(effect, run)
     return _call_here(effect)
@@ -416,6 +422,8 @@ def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None
 
 
 async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> Outcome:
+    if CALLS:
+        effect = CALLS[-1](effect, run, not effect.offload or effect.kind != "forward")
     if effect.kind in ("compensation", "probe"):
         return await _acall_uncut(effect, held)
     if effect.offload:
