@@ -12,12 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import their modules by name, and so do the tests
 
-from crash_processes import BOUND, Worker, Zygote
+from crash_log import Reader
+from crash_processes import BOUND, Start, Worker, Zygote
 
-from agent_saga_core import FileLog, SagaState, read_saga
 from agent_saga_core.demo.client import Client, Service
-
-Start = Callable[..., Worker]
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +25,9 @@ def zygote() -> Iterator[Zygote]:
     zygote.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
+    """One for each file of tests: the ledger is read as a whole, so it should not grow for ever."""
     with Service.start() as service:
         yield service
 
@@ -69,38 +68,12 @@ def start(zygote: Zygote, service: Service, log_dir: Path, who: str) -> Iterator
         worker.close()
 
 
-def segment_of(directory: Path) -> Path:
-    """The only segment of a log that one process wrote."""
-    (segment,) = directory.glob("w-*/*.jsonl")
-    return segment
-
-
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
     """Where many logs are made and synced: on tmpfs where there is one."""
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=base) as directory:
         yield Path(directory)
-
-
-class Reader:
-    """What the log on disk says, read by a process that owns nothing."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def state(self, saga: str = "order-7") -> SagaState:
-        return read_saga(f"file:{self.directory}", saga)
-
-    def types(self, saga: str = "order-7") -> list[str]:
-        return [entry["type"] for entry in self.state(saga).timeline]
-
-    def intact(self) -> bool:
-        log = FileLog(self.directory, create=False)
-        try:
-            return log.verify().intact
-        finally:
-            log.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,7 @@ def first_to_speak(workers: list[Worker], count: int) -> list[Worker]:
         if not select.select(silent, [], [], max(0.0, until - time.monotonic()))[0]:
             raise AssertionError(f"only {len(speaking)} of {len(workers)} workers said something")
     return speaking
+
+
+Start = Callable[..., Worker]
+"""The fixture `start`: a job and its options."""

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -597,6 +598,12 @@ def _fork_lives() -> None:
         os._exit(0)
 
 
+def _program_lives() -> None:
+    """Another program, given every descriptor that is not marked as this process's own."""
+    program = subprocess.Popen(["cat"], stdout=subprocess.DEVNULL, close_fds=False)
+    say(child="SagaNotRunning", pid=program.pid)  # it knows nothing of sagas
+
+
 def _in_process() -> None:
     say(child=_step_in_child(), pid=os.getpid())
 
@@ -613,6 +620,7 @@ FORKS: dict[str, Callable[[], None]] = {
     "fork, raises": _fork_raises,
     "fork, killed": _fork_killed,
     "fork, lives": _fork_lives,
+    "program, lives": _program_lives,
     "fork, multiprocessing": _fork_by_multiprocessing,
 }
 

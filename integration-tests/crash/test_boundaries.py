@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Reader, Start
 from crash_ledger import Ledger
-from crash_processes import Worker
+from crash_log import Reader
+from crash_processes import Start, Worker
 
 from agent_saga_core import FileLog, SagaNotFound, SagaStatus
 from agent_saga_core.demo.client import Client
@@ -19,6 +19,13 @@ from agent_saga_core.demo.client import Client
 BODY = ["charge", "book", "pay", "raise"]
 STANDING = [(None, 1), ("hotel", None), (None, 3)]
 UNDO_OF = {"charge": "refund", "book": "cancel", "pay": "void"}
+
+WAYS: dict[str, tuple[str, list[str], dict[str, str]]] = {
+    "on a loop": ("async", ["acharge", "acharge", "acharge", "raise"], {}),
+    "relaxed": ("saga", BODY, {"durability": "relaxed"}),
+    "six threads": ("parallel", ["charge", "raise"], {}),
+    "six tasks": ("aparallel", ["acharge", "raise"], {}),
+}
 
 
 class Told:
@@ -178,19 +185,17 @@ def test_killed_at_every_boundary_and_opened_again_until_it_commits(
 
 
 @pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean", "any-thread-any-loop")
-@pytest.mark.parametrize("mode", ["async", "relaxed"])
+@pytest.mark.parametrize("mode", WAYS)
 def test_killed_at_every_boundary_in_other_ways_of_running(
     start: Start, world: Client, tmp_path: Path, mode: str
 ) -> None:
-    """A loop with its flusher thread; and results that are only written before they are returned."""
-    body = ["acharge"] * 3 if mode == "async" else ["charge", "book", "pay"]
-    job, options = ("async", {}) if mode == "async" else ("saga", {"durability": "relaxed"})
+    job, body, options = WAYS[mode]
     place, ended = 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
         place += 1
         saga, directory = f"{mode} killed at {place}", tmp_path / f"{place}"
         given = {"log": str(directory), "who": saga, "saga": saga, **options}
-        victim = start(job, body=[*body, "raise"], die_at=place, **given)
+        victim = start(job, body=body, die_at=place, **given)
         ended = victim.ends()
         world.wait_quiet()
         together([start("recover", log=str(directory)) for _ in range(2)])

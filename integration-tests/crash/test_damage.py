@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start, segment_of
 from crash_ledger import Ledger
+from crash_log import segment_of
+from crash_processes import Start
 
 from agent_saga_core.demo.client import Client
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Reader, Start
 from crash_ledger import Ledger
+from crash_log import Reader
+from crash_processes import Start
 
 from agent_saga_core import FileLog
 from agent_saga_core.demo.client import Client

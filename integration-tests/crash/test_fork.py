@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Reader, Start
 from crash_ledger import Ledger
+from crash_log import Reader
+from crash_processes import Start
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
@@ -41,20 +42,21 @@ def test_only_the_parents_saga_lives_on(
 
 
 @pytest.mark.promise("one-owner", "recover-anywhere", "compensate-once")
+@pytest.mark.parametrize("child", ["fork, lives", "program, lives"])
 def test_a_child_that_outlives_its_parent_does_not_keep_its_saga(
-    start: Start, world: Client, who: str, on_disk: Reader, recovered: Callable[..., dict[str, Any]]
+    start: Start, world: Client, who: str, on_disk: Reader, recovered: Callable[..., dict[str, Any]], child: str
 ) -> None:
-    parent = start("saga", body=["charge", "fork, lives", "heed"])
+    parent = start("saga", body=["charge", child, "heed"])
     said = [parent.hear(), parent.hear()]
-    child: int = next(line["pid"] for line in said if "pid" in line)
+    pid: int = next(line["pid"] for line in said if "pid" in line)
     assert any(line.get("child") == "SagaNotRunning" for line in said)
     assert recovered()["live"] == ["order-7"]
     parent.kill()
-    os.kill(child, 0)  # it lives
+    os.kill(pid, 0)  # it lives
     assert recovered()["recovered"] == ["order-7"]
     ledger = Ledger(world)
     assert ledger.undo_counts(who) == [1] and ledger.undone_once_each(who)
     assert on_disk.state().status is SagaStatus.ROLLED_BACK
-    os.kill(child, 0)
-    os.kill(child, signal.SIGKILL)
+    os.kill(pid, 0)
+    os.kill(pid, signal.SIGKILL)
     assert on_disk.intact()

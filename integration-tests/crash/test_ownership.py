@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Reader, Start
 from crash_ledger import Ledger
-from crash_processes import first_to_speak
+from crash_log import Reader
+from crash_processes import Start, first_to_speak
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client

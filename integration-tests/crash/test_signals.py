@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Reader, Start
 from crash_ledger import Ledger
-from crash_processes import Worker
+from crash_log import Reader
+from crash_processes import Start, Worker
 
 from agent_saga_core import FileLog, SagaStatus
 from agent_saga_core.demo.client import Client
