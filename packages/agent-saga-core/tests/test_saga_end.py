@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 
 import pytest
 
@@ -450,6 +451,23 @@ async def test_a_step_that_fails_beside_one_that_finishes_later(log, world, step
     assert world.left == []
     assert saga.report.clean
     assert saga.steps[0].status in (StepStatus.COMPENSATED, StepStatus.NOT_APPLIED)
+
+
+def test_a_step_whose_intent_becomes_durable_after_the_rollback_began_does_not_happen(world, void):
+    log = _SlowLog(ManualClock(), "INTENT")
+    workers = []
+    with pytest.raises(RollbackIncomplete):
+        with saga_scope("s", log=log, drain_timeout=0.0) as saga:
+            how = undo(void, key="step.forward_key")
+            call = partial(saga.execute, "t", lambda: world.charge(1, "k"), semantics=C, compensate=how)
+            workers.append(_in_thread(call))
+            _wait(log.reached)
+            threading.Timer(0.05, log.go.set).start()
+            raise OutOfStock
+    workers[0].join(20)
+    assert isinstance(workers[0].failures[0], SagaNotRunning)
+    assert world.charges == {}
+    assert read_saga(log, "s").report.clean and not log.owned("s")
 
 
 async def test_a_step_begun_after_the_rollback_began_is_refused(log, world, step):

@@ -119,7 +119,7 @@ def _commit(run: Run) -> Transition:
             continue
         for attempt in step.attempts:
             key = (step.number, attempt.number)
-            if attempt.unsettled or run.is_running(*key) or key in run.must_undo:
+            if attempt.unsettled or run.is_running(*key) or key in run.must_undo or key in run.busy:
                 return [(RecordType.ABORT, {"reason": f"step {step.number} {step.tool!r} is not settled"})], None
     run.over = True
     run.append([(RecordType.COMMITTED, {})])

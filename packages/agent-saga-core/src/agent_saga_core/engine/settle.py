@@ -98,8 +98,9 @@ def _settle(run: Run, step: Step, attempt: Attempt, keep: bool) -> Flow[Settled]
     conclusive = waited or not attempt.in_transit
     seen = yield from _probe(run, step, attempt)
     if seen is not None and seen.landed:
-        yield Append(partial(_landed, run, step, attempt, seen, _derived(run, step, attempt, seen)))
-        if keep and seen.result is not None:
+        keep = keep and seen.result is not None
+        yield Append(partial(_landed, run, step, attempt, seen, _derived(run, step, attempt, seen), keep))
+        if keep:
             return Settled.LANDED
         return (yield from _undo(run, step, attempt))
     if seen is not None and seen.landed is False and (seen.final or conclusive):
@@ -209,6 +210,7 @@ def _landed(
     attempt: Attempt,
     seen: Observation,
     derived: tuple[dict[str, Any] | None, LocalUndo | None, str | None],
+    keep: bool,
 ) -> Transition:
     spec = run.specs.get(step.number)
     data = done_data(run, step.number, attempt.number, seen.result, spec.result_type if spec else None, derived)
@@ -217,6 +219,8 @@ def _landed(
     data["by"] = "probe"
     key = (step.number, attempt.number)
     run.unsettled.discard(key)
+    if not keep:
+        run.must_undo.add(key)
     run.met.add(step.number)
     if derived[1] is not None:
         run.local[key] = derived[1]

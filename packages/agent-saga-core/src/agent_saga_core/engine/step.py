@@ -587,8 +587,7 @@ def _ended_late(
     if data and open_:
         if local is not None:
             run.local[key] = local
-        if attempt.status is StepStatus.UNKNOWN:
-            run.must_undo.add(key)  # an error was already reported: a landed effect may not stand
+        run.must_undo.add(key)  # an error was reported, or is about to be: a landed effect may not stand
         run.unsettled.discard(key)
         records.append((RecordType.DONE, {**data, "late": True}))
     elif absent and open_:
