@@ -112,6 +112,18 @@ class Worker:
             self._status = self._process.wait(BOUND) if self._process is not None else self._zygote.wait(self.pid)
         return self._status
 
+    def wait_until_it_catches(self, number: int) -> None:
+        """Until the process has a handler of its own for a signal, as Linux tells."""
+        until = time.monotonic() + BOUND
+        while not self._caught() >> (number - 1) & 1:
+            if time.monotonic() > until:
+                raise AssertionError(f"worker {self.pid} does not catch {number}; its stderr: {self.errors()}")
+            os.sched_yield()
+
+    def _caught(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text("ascii", "replace")
+        return int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 

@@ -267,7 +267,8 @@ def _saga() -> Json:
     log = the_log()
     try:
         durability = OPTIONS.get("durability", "strict")
-        with saga_scope(OPTIONS["saga"], log=log, durability=durability) as saga:
+        drain = OPTIONS.get("drain", BOUND)
+        with saga_scope(OPTIONS["saga"], log=log, durability=durability, drain_timeout=drain) as saga:
             _body(OPTIONS["body"])
         return {"status": saga.status}
     finally:
@@ -469,6 +470,18 @@ def job_signals() -> None:
     log = the_log()
     with saga_scope(OPTIONS["saga"], log=log):
         _body(OPTIONS["body"])
+
+
+def job_leaving() -> None:
+    """Leave the scope while a call still runs on another thread."""
+    log = the_log()
+    tool = tools()[OPTIONS["body"][0]]
+    with saga_scope(OPTIONS["saga"], log=log):
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(tool, OPTIONS["who"], 1), daemon=True).start()
+        heed()
+        _body(OPTIONS["body"][1:])
+        say(at="leaving")
 
 
 def job_async() -> None:

@@ -142,6 +142,26 @@ def test_an_owner_that_lives_waits_for_what_it_gave_up(start: Start, world: Clie
     assert on_disk.state().status is SagaStatus.ROLLED_BACK
 
 
+@pytest.mark.promise("no-false-clean", "in-flight-is-unknown", "recover-anywhere")
+def test_what_only_time_can_settle_is_named_and_come_back_to_without_being_asked(
+    start: Start, world: Client, who: str, on_disk: Reader
+) -> None:
+    """The scope may not wait, so it says NEEDS_ATTENTION; a recovery that retries nothing still waits for it."""
+    world.land_late("/charges")
+    said = start("saga", body=["charge"], in_doubt=20.0, drain=0.0).hear()
+    assert said["raised"] == "RollbackIncomplete"
+    assert (said["status"], said["remaining"]) == ("NEEDS_ATTENTION", [["charge", "UNKNOWN"]])
+    recoverer = start("recover", clock="manual", retry=False)
+    waiting(recoverer)
+    world.release()
+    assert Ledger(world).undo_counts(who) == [0]
+    advance(recoverer, 41.0)
+    assert report_of(recoverer)["recovered"] == ["order-7"]
+    assert Ledger(world).undo_counts(who) == [1]
+    state = on_disk.state()
+    assert (state.status, state.report and state.report.clean) == (SagaStatus.ROLLED_BACK, True)
+
+
 @pytest.mark.promise("recover-anywhere", "no-false-clean", "compensate-once")
 @pytest.mark.parametrize("tool", ["pay", "pay_seen"], ids=["tombstone", "probe and tombstone"])
 def test_a_tombstone_ends_the_doubt_at_once_and_refuses_what_comes_late(

@@ -146,3 +146,23 @@ def test_ctrl_c_at_every_boundary(start: Start, world: Client, tmp_path: Path, j
             assert ledger.undone_once_each(saga) and set(ledger.undo_counts(saga)) <= {1}, saga
             assert at_work or "raise" in body, saga
     assert place > 12 and committed < place / 2
+
+
+@pytest.mark.promise("shielded", "no-silent-commit", "any-thread-any-loop")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_end_waits_for_a_call_on_another_thread(
+    start: Start, world: Client, who: str, on_disk: Reader, number: int
+) -> None:
+    """The body failed, and the rollback waits for the call: it is undone as well, and then the signal is heard."""
+    world.hold("/bookings", when="after")
+    world.hold("/refunds")
+    worker = start("leaving", fresh=True, body=["book", "charge", "raise"])
+    world.wait_held()
+    worker.say("leave")
+    worker.wait_until_it_catches(signal.SIGTERM)  # from then on it is at the end of its scope
+    worker.signal(number)
+    world.release(count=1)
+    world.wait_held()
+    world.release()
+    assert worker.ends() == -number
+    rolled_back_once_each(world, who, on_disk, 2)
