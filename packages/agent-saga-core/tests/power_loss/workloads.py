@@ -1,0 +1,238 @@
+"""The recordings: what processes do to a log, each in one fixed order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from agent_saga_core.log import segments
+
+from .recording import WAIT, Process, Recording
+
+Workload = Callable[[Recording], None]
+
+
+def creation(recording: Recording) -> None:
+    """A log is made, two directories deep; nothing is written."""
+    recording.log = "some/where/log"
+    Process(recording).close()
+
+
+def first_record(recording: Recording) -> None:
+    """The first record of a new log, then its writer's death."""
+    process = Process(recording)
+    process.claim("a")
+    process.record("a", "START")
+    process.die()
+
+
+def several_sagas(recording: Recording) -> None:
+    """One writer, three sagas side by side: batches of one line and of several, one saga done, a clean close."""
+    process = Process(recording)
+    for saga in ("a", "b", "c"):
+        process.claim(saga)
+    process.append("a", "START")
+    process.record("a", size=300)
+    process.append("b", "START")
+    process.append("a", "DONE", size=700)
+    process.record("b")
+    process.record("a", "COMMITTED")
+    process.release("a")
+    process.append("c", "START")
+    process.append("b", "DONE", size=1200)
+    process.record("b", "COMMITTED")
+    process.close()
+
+
+def killed(recording: Recording) -> None:
+    """One writer is killed with a record in its buffer and one in the page cache."""
+    process = Process(recording)
+    process.claim("a")
+    process.append("a", "START")
+    process.record("a")
+    process.write("a", "DONE", size=900)
+    process.append("a")
+    process.die()
+
+
+def relaxed(recording: Recording) -> None:
+    """Many records are only written, into the same sectors and beyond, before one is flushed; then again, and death."""
+    process = Process(recording)
+    process.claim("a")
+    process.claim("b")
+    process.write("a", "START")
+    process.write("b", "START")
+    process.write("a", size=200)
+    process.record("a", "DONE")
+    process.write("a")
+    process.write("b", size=500)
+    process.write("a", "DONE")
+    process.die()
+
+
+def rotation(recording: Recording) -> None:
+    """Segments of 1,200 bytes: one record after the other, then a batch that spans several, then a clean close."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_BYTES", 1200)
+        process = Process(recording)
+        process.claim("a")
+        process.claim("b")
+        process.record("a", "START", size=100)
+        process.record("a", size=300)
+        process.record("a", "DONE", size=300)
+        process.append("b", "START")
+        for _ in range(3):
+            process.append("a", size=250)
+            process.append("b", size=250)
+        process.record("a", "DONE")
+        process.write("b", size=400)
+        process.write("b", size=400)
+        process.release("b")
+        process.close()
+
+
+def group_commit(recording: Recording) -> None:
+    """Six threads append while a first one syncs, and share the next sync; each flushes for itself."""
+    process = Process(recording)
+    sagas = [f"t{i}" for i in range(6)]
+    for saga in ("lead", *sagas):
+        process.claim(saga)
+    process.record("lead", "START")
+    syncing, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        syncing.set()
+        assert gate.wait(WAIT)
+
+    recording.before_sync = hold
+    lead = threading.Thread(target=process.record, args=("lead",))
+    lead.start()
+    assert syncing.wait(WAIT)
+    recording.before_sync = None
+    threads: list[threading.Thread] = []
+    for saga in sagas:
+        appended = threading.Event()
+        threads.append(threading.Thread(target=_start_saga, args=(process, saga, appended)))
+        threads[-1].start()
+        assert appended.wait(WAIT)  # one after the other, so that every recording is the same
+    gate.set()
+    for thread in (lead, *threads):
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    process.record("lead", "DONE")
+    process.close()
+
+
+def _start_saga(process: Process, saga: str, appended: threading.Event) -> None:
+    ticket = process.append(saga, "START", size=120)
+    appended.set()
+    process.flush(ticket)
+
+
+def handed_over(recording: Recording) -> None:
+    """A killed writer's record is in the page cache alone; a second process reads it, claims and goes on."""
+    first = Process(recording)
+    first.claim("a")
+    first.record("a", "START")
+    first.write("a", size=600)
+    first.die()
+    second = Process(recording)
+    second.claim("a")
+    second.record("a", "DONE")
+    second.release("a")
+    second.close()
+
+
+def handed_over_unflushed(recording: Recording) -> None:
+    """The same, and nothing of the first writer was ever flushed: not even its directory's name."""
+    first = Process(recording)
+    first.claim("a")
+    first.write("a", "START")
+    first.write("a")
+    first.die()
+    second = Process(recording)
+    second.claim("a")
+    second.record("a", "DONE")
+    second.die()
+
+
+def handed_over_twice(recording: Recording) -> None:
+    """Three writers of two sagas, the first two killed with nothing synced; the third finishes both."""
+    first = Process(recording)
+    first.claim("a")
+    first.claim("b")
+    first.write("a", "START")
+    first.write("b", "START", size=500)
+    first.die()
+    second = Process(recording)
+    second.claim("a")
+    second.write("a", "INTENT", size=300)
+    second.die()
+    third = Process(recording)
+    third.claim("b")
+    third.record("b", "ROLLED_BACK")
+    third.claim("a")
+    third.record("a", "ROLLED_BACK")
+    third.close()
+
+
+def handed_over_between_segments(recording: Recording) -> None:
+    """The first writer's records of the saga stand in three segments, the last of them unsynced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_BYTES", 1000)
+        first = Process(recording)
+        first.claim("a")
+        first.write("a", "START", size=300)
+        first.write("a", size=300)
+        first.write("a", "DONE", size=300)
+        first.die()
+        second = Process(recording)
+        second.claim("a")
+        second.record("a", size=300)
+        second.die()
+
+
+def released(recording: Recording) -> None:
+    """Two live processes: one releases a saga of which it flushed nothing itself, the other takes it on."""
+    first, second = Process(recording), Process(recording)
+    first.claim("a")
+    first.claim("b")
+    first.write("b", "START")
+    first.append("a", "START", size=700)
+    first.release("a")
+    second.claim("a")
+    second.record("a", size=100)
+    first.record("b")
+    second.close()
+    first.die()
+
+
+def made_by_two(recording: Recording) -> None:
+    """One process makes the log and says so; a second one opens it, writes and closes; both end."""
+    first = Process(recording)
+    second = Process(recording)
+    second.claim("a")
+    second.record("a", "START")
+    first.claim("b")
+    first.write("b", "START")
+    first.die()
+    second.close()
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    creation,
+    first_record,
+    several_sagas,
+    killed,
+    relaxed,
+    rotation,
+    group_commit,
+    handed_over,
+    handed_over_unflushed,
+    handed_over_twice,
+    handed_over_between_segments,
+    released,
+    made_by_two,
+)
