@@ -32,6 +32,7 @@ from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log import open_log
 from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record, RecordType
+from agent_saga_core.signals import SignalHold
 from agent_saga_core.state import Attempt, SagaFold, SagaHead, SagaState, SagaStatus, Step, StepStatus, fold
 
 if TYPE_CHECKING:
@@ -337,6 +338,9 @@ def recover(
     are found by name, so the modules that register them must have been imported; a saga with a missing one is left
     untouched. When this raises, sagas that were begun are handed back as they stand.
 
+    On the main thread, SIGINT and SIGTERM are heard between two sagas and during the wait for what is in doubt, not in
+    the middle of a rollback.
+
     Args:
         log: A log, or the URL of one that exists.
         saga_id: Only this saga.
@@ -368,8 +372,15 @@ def recover(
 
 def _each(flow: Callable[[_Job], Flow[None]], jobs: list[_Job], concurrency: int, stopped: threading.Event) -> None:
     def work(job: _Job) -> None:
-        if not stopped.is_set():
+        if stopped.is_set():
+            return
+        interruptions: list[BaseException] = []
+        with SignalHold(interruptions):  # a Ctrl-C in a compensator is no failure of the compensation
             drive(flow(job), job.run)
+        if job.run.exit_by is not None:
+            interruptions.insert(0, job.run.exit_by)
+        if interruptions:
+            raise interruptions[0]
 
     if concurrency <= 1:
         for job in jobs:
