@@ -166,3 +166,33 @@ def test_a_signal_while_the_end_waits_for_a_call_on_another_thread(
     world.release()
     assert worker.ends() == -number
     rolled_back_once_each(world, who, on_disk, 2)
+
+
+@pytest.mark.promise("shielded", "compensate-once", "recover-anywhere")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_during_a_recovery_is_heard_between_two_sagas(
+    start: Start, world: Client, who: str, on_disk: Reader, number: int, when: str
+) -> None:
+    """The saga at hand is finished, the next one is not begun, and another recovery goes on with that."""
+    for name in ("ann", "bob"):
+        worker = start("saga", body=["charge", "book", "heed"], saga=name, who=f"{name} {who}")
+        worker.hear()
+        worker.kill()
+    world.hold("/refunds", when=when)
+    recoverer = start("recover", fresh=True)
+    recoverer.hear()
+    recoverer.say("go")
+    world.wait_held()
+    recoverer.signal(number)
+    world.release()
+    assert recoverer.ends() == -number
+    assert (number == signal.SIGINT) is ("KeyboardInterrupt" in recoverer.errors())
+    ledger = Ledger(world)
+    assert ledger.undo_counts(f"ann {who}") == [1, 1] and ledger.undo_counts(f"bob {who}") == [0, 0]
+    assert [str(on_disk.state(name).status) for name in ("ann", "bob")] == ["ROLLED_BACK", "RUNNING"]
+    second = start("recover")
+    second.hear()
+    second.say("go")
+    assert second.hear()["report"]["recovered"] == ["bob"]
+    assert Ledger(world).undone_once_each(f"bob {who}") and on_disk.intact()
