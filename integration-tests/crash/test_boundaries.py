@@ -190,9 +190,9 @@ def test_killed_at_every_boundary_in_other_ways_of_running(
     start: Start, world: Client, tmp_path: Path, mode: str
 ) -> None:
     job, body, options = WAYS[mode]
-    place, ended = 0, -signal.SIGKILL
+    place, ended, stride = 0, -signal.SIGKILL, 3 if mode.startswith("six") else 1
     while ended == -signal.SIGKILL:
-        place += 1
+        place += stride
         saga, directory = f"{mode} killed at {place}", tmp_path / f"{place}"
         given = {"log": str(directory), "who": saga, "saga": saga, **options}
         victim = start(job, body=body, die_at=place, **given)
