@@ -16,6 +16,7 @@ import pytest
 from agent_saga_core import (
     ActionSemantics,
     Compensation,
+    DeclarationError,
     LogUnavailable,
     MemoryLog,
     RollbackIncomplete,
@@ -25,6 +26,7 @@ from agent_saga_core import (
     SagaStatus,
     StepStatus,
     compensator,
+    current_saga,
     read_saga,
     recover,
     saga_scope,
@@ -1284,3 +1286,99 @@ def test_relaxed_results_are_written_and_synced_with_the_next_flush(clock, world
             assert log.store.syncs >= before + 1
     assert saga.status is SagaStatus.COMMITTED
     assert log.store.volatile == {}
+
+
+# --- fork
+
+
+_FORK = """
+import os, sys
+from agent_saga_core import ActionSemantics, Compensation, MemoryLog, SagaNotRunning, saga_scope
+
+log = MemoryLog()
+back = Compensation(fn=lambda: print("undo", flush=True))
+how = dict(semantics=ActionSemantics.COMPENSABLE, compensate=lambda r: back)
+pid = None
+try:
+    with saga_scope("s", log=log) as saga:
+        saga.execute("a", lambda: 1, **how)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                saga.execute("b", lambda: print("effect", flush=True), **how)
+            except SagaNotRunning:
+                print("child refused", flush=True)
+            raise KeyError("child")
+        print("child ended with", os.waitpid(pid, 0)[1], flush=True)
+        saga.execute("c", lambda: 1, **how)
+        raise KeyError("parent")
+except KeyError as error:
+    print("out", error.args[0], flush=True)
+    if pid == 0:
+        os._exit(0)
+print(log.read("s")[-1].type, flush=True)
+"""
+
+
+def test_a_forked_child_takes_no_step_and_leaving_the_scope_there_does_nothing():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split("\n")[:-1] == [
+        "child refused", "out child", "child ended with 0", "undo", "undo", "out parent", "ROLLED_BACK",
+    ], done  # fmt: skip
+
+
+# --- where the scope is closed by something else than its body's end
+
+
+def test_a_scope_that_is_thrown_away_by_its_generators_end_rolls_back(log, world, void):
+    """The scope stands in a callee, so the generator's body cannot be seen; closing it ends the scope."""
+    how = undo(void, if_absent="forbids", key="step.forward_key")
+
+    class Held:
+        def __enter__(self):
+            self.saga = saga_scope("s", log=log)
+            return self.saga.__enter__()
+
+        def __exit__(self, *error):
+            return self.saga.__exit__(*error)
+
+    def body():
+        with Held() as saga:
+            saga.execute("t", lambda idempotency_key: world.charge(1, idempotency_key), semantics=C, compensate=how)
+            yield saga
+
+    running = body()
+    saga = next(running)
+    assert len(world.left) == 1
+    running.close()
+    assert saga.report.clean and world.left == []
+
+
+async def test_a_sync_savepoint_on_a_loop_takes_no_async_step_there(log):
+    async with saga_scope("s", log=log) as saga:
+        with saga.savepoint() as inner:
+            with pytest.raises(DeclarationError, match="async with"):
+                await inner.aexecute("t", lambda: 1, semantics=R)
+            inner.execute("t", lambda: 1, semantics=R)
+        await saga.aexecute("t", lambda: 1, semantics=R)
+        async with saga.savepoint() as inner:
+            await inner.aexecute("t", lambda: 1, semantics=R)
+    assert saga.status is SagaStatus.COMMITTED
+
+
+async def test_a_task_that_outlives_its_scope_gets_no_step_in(log, world, void):
+    go = asyncio.Event()
+
+    async def straggler():
+        await go.wait()
+        how = undo(void, key="step.forward_key")
+        await current_saga().aexecute("late", lambda: world.charge(1, "k"), semantics=C, compensate=how)
+
+    async with saga_scope("s", log=log):
+        task = asyncio.create_task(straggler())
+    go.set()
+    with pytest.raises(SagaNotRunning):
+        await task
+    assert world.charges == {}

@@ -182,30 +182,35 @@ def _wait(effect: Wait, run: Run) -> bool:
 
 
 class _Inside:
-    """Gives the called code its step, and takes the saga from code that is no forward call."""
+    """Gives the called code its step, and takes the saga from code that is no forward call.
 
-    __slots__ = ("_effect", "_inside", "_saga", "_step")
+    `leave` may be called again, after an interrupt in the middle of entering or leaving.
+    """
+
+    __slots__ = ("_effect", "_other", "_step")
 
     def __init__(self, effect: Call) -> None:
         self._effect = effect
+        self._step = CURRENT_STEP.get()
+        self._other: Any = INSIDE.get() if effect.kind == "forward" else CURRENT_SAGA.get()
 
     def __enter__(self) -> None:
         effect = self._effect
-        self._step = CURRENT_STEP.get()
         CURRENT_STEP.set(effect.current)
         if effect.kind == "forward":
-            self._inside = INSIDE.get()
-            INSIDE.set((*self._inside, effect.token))
+            INSIDE.set((*self._other, effect.token))
         else:
-            self._saga = CURRENT_SAGA.get()
             CURRENT_SAGA.set(None)
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
         CURRENT_STEP.set(self._step)
         if self._effect.kind == "forward":
-            INSIDE.set(self._inside)
+            INSIDE.set(self._other)
         else:
-            CURRENT_SAGA.set(self._saga)
+            CURRENT_SAGA.set(self._other)
 
 
 def _call(effect: Call, run: Run) -> Outcome:
@@ -217,13 +222,15 @@ def _call(effect: Call, run: Run) -> Outcome:
 
 
 def _call_here(effect: Call) -> Outcome:
+    inside = _Inside(effect)
     try:
-        with _Inside(effect):
+        with inside:
             value = effect.fn()
             if inspect.isawaitable(value):
                 return _await_blocking(value)
             return Outcome(value)
     except BaseException as error:  # whatever it is, the engine decides what it means
+        inside.leave()
         return Outcome(error=error)
 
 
@@ -428,8 +435,9 @@ async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> 
         return await _acall_uncut(effect, held)
     if effect.offload:
         return await _acall_in_thread(effect, run)
+    inside = _Inside(effect)
     try:
-        with _Inside(effect):
+        with inside:
             value = effect.fn()
             if not inspect.isawaitable(value):
                 return Outcome(value)
@@ -437,6 +445,7 @@ async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> 
     except GeneratorExit:  # this coroutine is being closed: nothing can be awaited any more
         raise
     except BaseException as error:  # whatever it is, the engine decides what it means
+        inside.leave()
         return Outcome(error=error)
 
 
@@ -467,8 +476,9 @@ async def _cancellably(effect: Call, run: Run, value: Awaitable[Any]) -> Any:
 
 
 async def _acall_uncut(effect: Call, held: list[asyncio.CancelledError]) -> Outcome:
+    inside = _Inside(effect)
     try:
-        with _Inside(effect):
+        with inside:
             value = effect.fn()
             if not inspect.isawaitable(value):
                 return Outcome(value)
@@ -476,6 +486,7 @@ async def _acall_uncut(effect: Call, held: list[asyncio.CancelledError]) -> Outc
     except GeneratorExit:
         raise
     except BaseException as error:
+        inside.leave()
         return Outcome(error=error)
 
 

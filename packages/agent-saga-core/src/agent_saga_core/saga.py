@@ -165,6 +165,7 @@ class Saga:
         self._metadata = metadata
         self._parent = parent
         self._before: Saga | None = None
+        self._around: tuple[Any, Any, Any] = (None, None, ())
         self._opened: Run | None = None
         self._pid = 0
         self._scope = ""
@@ -324,10 +325,11 @@ class Saga:
         """`execute` for a declaration that is already checked; `invoke(idempotency_key)` makes the call."""
         run = self._stepping()
         call = self._prepare(run, spec, args, invoke, key, call_id)
-        token = object()
+        token, around = object(), _surroundings()
         try:
             outcome = drive(step(run, call, token), run)
         except BaseException:
+            _put_back(around)
             self._abandon(run, token)
             raise
         if outcome.error is not None:
@@ -352,11 +354,12 @@ class Saga:
             )
         call = self._prepare(run, spec, args, invoke, key, call_id)
         call.settle_later = False
-        token = object()
+        token, around = object(), _surroundings()
         held: list[asyncio.CancelledError] = []
         try:
             outcome = await adrive(step(run, call, token), run, held)
         except BaseException:
+            _put_back(around)
             self._abandon(run, token)
             raise
         if held:
@@ -482,6 +485,8 @@ class Saga:
         interruptions: list[BaseException] = []
         while True:
             try:
+                if interruptions:
+                    _put_back(self._around)
                 run = self._leaving()
                 if run is None:
                     result = None
@@ -523,6 +528,8 @@ class Saga:
         asked = task.cancelling() if task is not None else 0
         while True:
             try:
+                if interruptions:
+                    _put_back(self._around)
                 run = self._leaving()
                 if run is None:
                     result = None
@@ -604,6 +611,7 @@ class Saga:
     def _entered(self) -> None:
         self._before = current_saga()
         CURRENT_SAGA.set(self)
+        self._around = _surroundings()
 
     def _give_up_opening(self) -> None:
         run, self._opened = self._opened, None
@@ -711,6 +719,17 @@ class Saga:
             return False
         _note(error, result, self.report)  # CancelledError, KeyboardInterrupt, SystemExit: always as themselves
         return False
+
+
+def _surroundings() -> tuple[Any, Any, Any]:
+    """The saga, the step and the calls that the running code is in."""
+    return CURRENT_SAGA.get(), CURRENT_STEP.get(), INSIDE.get()
+
+
+def _put_back(around: tuple[Any, Any, Any]) -> None:
+    """Undo what an interrupt in the middle of entering or leaving a call has left behind."""
+    for variable, value in zip((CURRENT_SAGA, CURRENT_STEP, INSIDE), around, strict=True):
+        variable.set(value)
 
 
 def _note(error: BaseException, result: BaseException | None, report: Report | None) -> None:
