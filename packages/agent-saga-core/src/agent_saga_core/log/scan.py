@@ -387,7 +387,8 @@ class Stream:
             whole = _whole_record(line, 75 + len(header))
         else:
             whole = None
-        if whole is None or not line[whole:].strip(b"\0"):
+        # One NUL may be a wrong byte; more are a block that was never written, for `_is_torn` to judge.
+        if whole is None or line.startswith(b"\0\0", whole) or not line[whole:].strip(b"\0"):
             return None  # ended, or torn at its end
         saga_id = None if identity is None else saga_name(identity[1])
         self._add(state, tail.offset, "a line is not ended by a newline", () if saga_id is None else (saga_id,))

@@ -204,7 +204,9 @@ class SegmentWriter:
         if file is not None and file[0] == segment:
             return file[1]
         if file is not None:
-            osfile.sync_file(file[1])  # a segment is whole and durable before the next one exists
+            osfile.sync_file(file[1])  # a segment is whole and durable before the next one exists,
+            if self._entries_unsynced:
+                osfile.sync_directory(self._path)  # its name included: nothing promises that names last in their order
         self._entries_unsynced = True
         with opening:
             descriptor = osfile.create_file(f"{self._path}/{segment_name(segment)}")
