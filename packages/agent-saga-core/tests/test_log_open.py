@@ -140,7 +140,12 @@ def test_what_a_directory_says_of_itself_is_checked(tmp_path: Path) -> None:
     with pytest.raises(LogCorrupted, match="is missing"):
         FileLog(tmp_path / "log")  # never a new log over the streams of an old one
     meta.write_text(good, encoding="utf-8")
-    (tmp_path / "log" / "manifest.json").touch()
+    manifest = tmp_path / "log" / "manifest.json"
+    for text in ("", "{}", '{"format":1', "[" * 100_000, '{"digest":"' + "0" * 64 + '","format":1,"log":"x"}'):
+        manifest.write_text(text, encoding="utf-8")
+        with pytest.raises(LogCorrupted, match="damaged"):
+            FileLog(tmp_path / "log")
+    manifest.write_text('{"format":2,"anything":[]}', encoding="utf-8")
     with pytest.raises(LogUnavailable, match="newer version"):
         FileLog(tmp_path / "log")
 

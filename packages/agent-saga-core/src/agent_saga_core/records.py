@@ -30,8 +30,10 @@ __all__ = [
     "RecordType",
     "critical_unknown",
     "decode_data",
+    "digest_fits",
     "encode",
     "finish_line",
+    "header_fits",
     "known",
     "record_of",
 ]
@@ -232,6 +234,17 @@ def finish_line(encoded: Encoded, chain: bytes, place: bytes) -> tuple[bytes, by
     header = head + place + digest if place else head + digest
     own = sha256(chain + header).hexdigest().encode()
     return b'{"hash":"%b",%b%b' % (own, header, rest), own
+
+
+def header_fits(line: re.Match[bytes], chain: bytes) -> bool:
+    """Whether a line that `RECORD_LINE` matched was written behind the line whose hash is `chain`."""
+    return sha256(chain + line["header"]).hexdigest().encode() == line["hash"]
+
+
+def digest_fits(line: re.Match[bytes]) -> bool:
+    """Whether the data of such a line are those that were written; so are erased ones."""
+    salt = line["salt"]
+    return salt is None or sha256(salt + line["data"]).hexdigest().encode() == line["digest"]
 
 
 def critical_unknown(kind: str, optional: bool) -> bool:

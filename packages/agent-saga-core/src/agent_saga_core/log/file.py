@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import LogCorrupted, LogUnavailable
+from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
 from agent_saga_core.log import osfile
 from agent_saga_core.log.base import Unfinished, Verification, readable_history
 from agent_saga_core.log.commit import Entry, GroupCommitLog
 from agent_saga_core.log.history import History
+from agent_saga_core.log.index import INDEX_FROM
 from agent_saga_core.log.locks import LOCK_FILES, FileLocks, RangeLocks, SagaLocks, best_scheme, opening
+from agent_saga_core.log.manifest import parse_manifest, read_manifest
 from agent_saga_core.log.segments import SegmentBatch, SegmentWriter, writer_names
 from agent_saga_core.log.verify import verify
 from agent_saga_core.records import FORMAT_VERSION, Record
@@ -25,7 +28,6 @@ __all__ = ["FileLog"]
 
 META: Final = "log.json"
 LOCKS: Final = "locks"
-MANIFEST: Final = "manifest.json"
 
 
 class _Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +82,13 @@ class FileLog(GroupCommitLog[SegmentBatch]):
                 if not create:
                     raise LogUnavailable(f"there is no log at {self._directory}; check the path, or create one")
                 meta = _create(self._directory)
+            parse_manifest(read_manifest(self._directory), self._directory, meta.log)
         self._meta = meta
         locks = f"{self._directory}/{LOCKS}"
         self._locks: SagaLocks = RangeLocks(locks, meta.locks) if meta.lock == "ofd" else FileLocks(locks)
         self._history = History(self._directory, meta.log, meta.lock)
         self._writer: SegmentWriter | None = None
+        self._sealed = 0  # of our own segments, those that are left behind and known to be
 
     @property
     def url(self) -> str:
@@ -175,7 +179,16 @@ class FileLog(GroupCommitLog[SegmentBatch]):
 
     def sync(self) -> None:
         """See `GroupCommitLog.sync`."""
-        self._stream().sync()
+        writer = self._stream()
+        writer.sync()
+        if writer.full > self._sealed:
+            self._sealed = writer.full
+            threading.Thread(target=self._seal, name="agent-saga index", daemon=True).start()
+
+    def _seal(self) -> None:
+        """Write the indexes that are missing. They are a cache: where that fails, whoever reads next does it."""
+        with suppress(OSError, SagaError):
+            self._history.seal()
 
     def shut(self, *, clean: bool) -> None:
         """See `GroupCommitLog.shut`."""
@@ -183,6 +196,8 @@ class FileLog(GroupCommitLog[SegmentBatch]):
         try:
             if writer is not None and clean:
                 writer.end()
+                if writer.tail.offset >= INDEX_FROM:
+                    self._seal()
         finally:
             self.abandon()
 
@@ -228,7 +243,7 @@ def _read_meta(directory: str) -> _Meta | None:
         meta = msgspec.json.decode(text, type=_Meta)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         raise LogCorrupted(f"{path} is damaged; restore it from a copy", where=path) from None
-    if meta.format > FORMAT_VERSION or os.path.exists(f"{directory}/{MANIFEST}"):
+    if meta.format > FORMAT_VERSION:
         raise LogUnavailable(f"the log at {directory} was written by a newer version of agent-saga; upgrade to read it")
     if meta.format < 1 or not 0 < meta.locks <= 99 or meta.lock not in ("ofd", "flock"):
         raise LogCorrupted(f"{path} is damaged; restore it from a copy", where=path)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import sys
-from os import fdatasync, fsync, pread, pwrite
+from os import fdatasync, fsync, pread, pwrite, rename, rmdir, unlink
 from os import open as open_file
 
 from agent_saga_core.errors import LogUnavailable
@@ -19,9 +19,15 @@ __all__ = [
     "make_directory",
     "open_file",
     "pread",
+    "read_whole",
+    "remove_file",
+    "rename",
+    "rmdir",
     "sync_directory",
     "sync_file",
+    "unlink",
     "write_at",
+    "write_whole",
 ]
 
 # Locks and syncs do what they say on these. Elsewhere an owner may not exclude another, or a sync may not last.
@@ -57,6 +63,54 @@ def write_at(descriptor: int, data: bytes, offset: int) -> None:
     while done < len(data):
         with memoryview(data) as view:
             done += pwrite(descriptor, view[done:], offset + done)
+
+
+def read_whole(path: str, limit: int) -> bytes:
+    """The content of a file, or as much of it as `limit` allows and one byte more.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts: list[bytes] = []
+        done = 0
+        while done <= limit and (part := pread(descriptor, min(limit + 1 - done, 1 << 24), done)):
+            parts.append(part)
+            done += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: str, data: bytes, *, sync: bool) -> None:
+    """Put a file of this content at `path`, in one step: whoever looks sees what was there before, or all of it.
+
+    Args:
+        path: Where.
+        data: The content.
+        sync: Whether it must be durable before it appears. That it appears is not, until its directory is synced.
+
+    Raises:
+        OSError: It is not there; a draft named `new-...` may be left beside it.
+    """
+    draft = f"{os.path.dirname(path)}/new-{os.urandom(8).hex()}"
+    descriptor = create_file(draft)
+    try:
+        write_at(descriptor, data, 0)
+        if sync:
+            sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+    rename(draft, path)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file. Harmless if it is gone."""
+    try:
+        unlink(path)
+    except FileNotFoundError:
+        return
 
 
 def sync_file(descriptor: int) -> None:

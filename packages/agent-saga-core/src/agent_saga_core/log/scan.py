@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from agent_saga_core.log.base import Damage
 from agent_saga_core.log.segments import END_LINE, HEAD_LINE, Tail, segment_name
 from agent_saga_core.records import FORMAT_VERSION, MAX_LINE_BYTES, NUMBER, RECORD_LINE, STRING
 
-__all__ = ["Sink", "Stream", "saga_name"]
+__all__ = ["Page", "Sink", "Skip", "Stream", "saga_name"]
 
 CHUNK: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 28
@@ -95,12 +95,39 @@ class _Region:
         return more
 
 
+class Page(NamedTuple):
+    """One segment of a stream, as a reader needs it that goes on behind it."""
+
+    before: Tail
+    """The end of the stream before the segment, as a place in the segment."""
+    after: Tail
+    """The end of what is intact in it."""
+    size: int
+    """Bytes of the file; more than `after.offset` only where the end is torn."""
+    synced: int
+    """The greatest number of durable bytes that the stream has stated up to here."""
+    ended: bool
+    peers: frozenset[str] | None
+
+
+class Skip(NamedTuple):
+    """Segments that are not read: retired ones. The stream goes on behind them."""
+
+    first: int
+    last: int
+    after: Tail
+    """The end of the stream before the next segment, as a place in that segment."""
+    synced: int
+    peers: frozenset[str] | None
+
+
 class _State:
     """How far a stream is read. Replaced as a whole, so that an interrupted read is simply done again."""
 
-    __slots__ = ("damage", "ended", "peers", "region", "stuck", "synced", "tail")
+    __slots__ = ("before", "damage", "ended", "peers", "region", "stuck", "synced", "tail")
 
     def __init__(self, tail: Tail) -> None:
+        self.before = tail  # as it was where this segment begins
         self.tail = tail
         self.synced = 0
         self.ended = False
@@ -110,11 +137,36 @@ class _State:
         self.damage: tuple[Damage, ...] = ()
 
 
-class Stream:
-    """One writer's segments, as far as they have been read."""
+Known = Callable[[Tail, int, int], Page | None]
+"""Gives a segment's page without reading it all: from the tail before it, its size, and its descriptor."""
 
-    def __init__(self, directory: str, writer: str, log_id: str) -> None:
+
+class Stream:
+    """One writer's segments, as far as they have been read.
+
+    Args:
+        directory: The log's.
+        writer: The writer's name.
+        log_id: The log's id.
+        skips: Segments that are passed over.
+        known: Asked before a segment is read; what it knows is not read.
+        turned: Called when an intact segment is done with, because another follows.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        writer: str,
+        log_id: str,
+        *,
+        skips: Iterable[Skip] = (),
+        known: Known | None = None,
+        turned: Callable[[Page], None] | None = None,
+    ) -> None:
         self.writer = writer
+        self._skips = {skip.first: skip for skip in skips}
+        self._known = known
+        self._turned = turned
         self._path = f"{directory}/{writer}"
         self._log_id = log_id
         self._state = _State(Tail(1, 0, 0, writer.encode(), b"", 0))
@@ -138,6 +190,13 @@ class Stream:
         base = state.tail.base
         return state.synced > base + offset if segment == state.tail.segment else state.synced >= base
 
+    def page(self) -> Page | None:
+        """The segment that is being read, up to here; None if there is none, or the stream is damaged."""
+        state = self._state
+        if self._size < 0 or state.damage or state.region is not None or self._torn is not None:
+            return None
+        return Page(state.before, state.tail, self._size, state.synced, state.ended, state.peers)
+
     def damage(self) -> tuple[Damage, ...]:
         """What is damaged in what has been read; `saga_ids` None where it may be any unfinished saga."""
         state = self._state
@@ -156,8 +215,9 @@ class Stream:
         """
         changed = False
         while not self._state.stuck:
+            self._pass_over()
             changed = self._read_segment(sink) or changed
-            if not os.path.exists(self._segment(1)):
+            if not self._follows():
                 self._look_for_gap()
                 break
             # The next segment was created after this one was complete: whatever it lacked a moment ago is there now.
@@ -177,14 +237,34 @@ class Stream:
     def _where(self, state: _State, offset: int) -> str:
         return f"{self.writer}/{segment_name(state.tail.segment)}, byte {offset}"
 
+    def _pass_over(self) -> None:
+        tail = self._state.tail
+        skip = None if tail.offset else self._skips.get(tail.segment)
+        if skip is not None:
+            state = copy(self._state)
+            state.tail = state.before = skip.after
+            state.synced = max(state.synced, skip.synced)
+            state.peers = state.peers or skip.peers
+            self._state = state
+
     def _look_for_gap(self) -> None:
         if not self._listed:
-            names = os.listdir(self._path)
-            later = [name for name in names if re.fullmatch(r"[0-9]{8}\.jsonl", name)]
             here = segment_name(self._state.tail.segment)
-            if any(name > here for name in later) or (later and here not in later):
+            passed = {skip.last for skip in self._skips.values()}
+            names = os.listdir(self._path)
+            later = [
+                name for name in names if re.fullmatch(r"[0-9]{8}\.jsonl", name) and not self._is_passed(int(name[:8]))
+            ]
+            gone = bool(later) and here not in later and self._state.tail.segment - 1 not in passed
+            if gone or any(name > here for name in later):
                 self._stop(f"a segment at or behind {here} is missing")
             self._listed = here in later
+
+    def _follows(self) -> bool:
+        return self._state.tail.segment + 1 in self._skips or os.path.exists(self._segment(1))
+
+    def _is_passed(self, segment: int) -> bool:
+        return any(skip.first <= segment <= skip.last for skip in self._skips.values())
 
     def _stop(self, reason: str) -> None:
         state = copy(self._state)
@@ -198,7 +278,9 @@ class Stream:
         size = os.stat(self._segment()).st_size
         if size > tail.offset and not state.stuck:
             self._add(state, tail.offset, "the segment ends within a line, and another segment follows", None)
-        state.tail = tail._replace(segment=tail.segment + 1, offset=0, base=tail.base + size)
+        elif self._turned is not None and size == self._size and (page := self.page()) is not None:
+            self._turned(page)
+        state.tail = state.before = tail._replace(segment=tail.segment + 1, offset=0, base=tail.base + size)
         self._torn = None
         self._size = -1
         self._state = state
@@ -212,7 +294,16 @@ class Stream:
             size = os.fstat(descriptor).st_size
             if size == self._size:
                 return False
-            if size < self._state.tail.offset:
+            tail = self._state.tail
+            known = self._known(tail, size, descriptor) if self._known is not None and not tail.offset else None
+            if known is not None:
+                state = copy(self._state)
+                state.tail = known.after
+                state.synced = max(state.synced, known.synced)
+                state.ended = known.ended
+                state.peers = state.peers or known.peers
+                self._state = state
+            elif size < self._state.tail.offset:
                 self._stop("the segment is shorter than it was")
             elif size > MAX_SEGMENT_BYTES:
                 self._stop("the segment is longer than any segment is written")
@@ -410,7 +501,7 @@ class Stream:
         """Whether a block of this line was never written, in a part of the stream that was never synced."""
         tail = state.tail
         start = line.find(b"\0")
-        if start < 0 or tail.position < state.synced or os.path.exists(self._segment(1)):
+        if start < 0 or tail.position < state.synced or self._follows():
             return False
         end = start + len(line[start:]) - len(line[start:].lstrip(b"\0"))
         # Unwritten blocks read as zeros from one block's end, or from where the last sync left off, to another's.

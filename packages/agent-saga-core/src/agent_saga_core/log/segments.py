@@ -30,19 +30,22 @@ __all__ = [
     "born_after",
     "first_tail",
     "segment_name",
+    "stream_line",
+    "stream_names",
     "writer_names",
 ]
 
 SEGMENT_BYTES: Final = 8 * 1024 * 1024
 """A segment ends before the line that would make it longer, so that finished sagas can leave piece by piece."""
 
-WRITER_NAME: Final = re.compile(r"w-([0-9]{8})-[0-9a-f]{16}")
+WRITER_NAME: Final = re.compile(r"[cw]-([0-9]{8})-[0-9a-f]{16}")
+"""`w-` is a process, `c-` a stream that a compaction wrote."""
 
 _PREV = rb'(?:,"prev":\[(?P<prev_saga>' + STRING + rb"),(?P<prev_n>" + NUMBER + rb")\])?"
 HEAD_LINE: Final = re.compile(
     rb'\{"hash":"(?P<hash>[0-9a-f]{64})",'
     rb'(?P<header>"format":(?P<format>' + NUMBER + rb'),"log":"(?P<log>[0-9a-f]{32})",'
-    rb'"writer":"(?P<writer>w-[0-9]{8}-[0-9a-f]{16})","segment":(?P<segment>' + NUMBER + rb"),"
+    rb'"writer":"(?P<writer>[cw]-[0-9]{8}-[0-9a-f]{16})","segment":(?P<segment>' + NUMBER + rb"),"
     rb'"base":(?P<base>0|' + NUMBER + rb")"
     rb'(?:,"peers":\[(?P<peers>(?:"w-[0-9]{8}-[0-9a-f]{16}",?)*)\])?' + _PREV + rb")\}"
 )
@@ -61,7 +64,12 @@ def segment_name(number: int) -> str:
 
 
 def writer_names(directory: str) -> list[str]:
-    """The writers of a log, in the order of their birth as far as that can be told."""
+    """The writers of a log, in the order of their birth as far as that can be told; carry-over streams aside."""
+    return [name for name in stream_names(directory) if name[0] == "w"]
+
+
+def stream_names(directory: str) -> list[str]:
+    """The streams of a log, carry-over streams first."""
     with os.scandir(directory) as entries:
         return sorted(entry.name for entry in entries if WRITER_NAME.fullmatch(entry.name))
 
@@ -126,6 +134,8 @@ class SegmentWriter:
         self._durable = 0  # bytes of the stream
         self._file: tuple[int, int] | None = None  # segment number, descriptor
         self._entries_unsynced = True
+        self.full = 0
+        """The last segment that is complete, because another was begun."""
 
     def prepare(self, entries: Sequence[Entry]) -> SegmentBatch:
         """Lay out the first of `entries`: one at least, and no more than fit in one segment."""
@@ -187,7 +197,7 @@ class SegmentWriter:
         tail = self.tail
         if self._file is not None:
             header = b'"end":true,"synced":%d' % self._durable + (_prev(tail.name, tail.n) if tail.name else b"")
-            osfile.write_at(self._file[1], _stream_line(header, tail.chain)[0], tail.offset)
+            osfile.write_at(self._file[1], stream_line(header, tail.chain)[0], tail.offset)
             osfile.sync_file(self._file[1])
 
     def close(self) -> None:
@@ -213,6 +223,7 @@ class SegmentWriter:
             self._file = (segment, descriptor)
         if file is not None:
             os.close(file[1])
+            self.full = file[0]
         return descriptor
 
     def _head(self, segment: int, base: int, chain: bytes, name: bytes, n: int) -> tuple[bytes, bytes]:
@@ -221,7 +232,7 @@ class SegmentWriter:
         ).encode()
         if segment == 1:
             header += b',"peers":' + msgspec.json.encode(self._peers)
-        return _stream_line(header + (_prev(name, n) if name else b""), chain)
+        return stream_line(header + (_prev(name, n) if name else b""), chain)
 
 
 def _line_size(entry: Entry, name: bytes, n: int) -> int:
@@ -234,7 +245,8 @@ def _prev(name: bytes, n: int) -> bytes:
     return b',"prev":[%b,%d]' % (name, n)
 
 
-def _stream_line(header: bytes, chain: bytes) -> tuple[bytes, bytes]:
+def stream_line(header: bytes, chain: bytes) -> tuple[bytes, bytes]:
+    """A line about the stream itself, and its hash."""
     own = sha256(chain + header).hexdigest().encode()
     return b'{"hash":"%b",%b}\n' % (own, header), own
 

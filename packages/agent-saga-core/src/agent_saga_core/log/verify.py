@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_saga_core.log.base import Damage, Verification
+from agent_saga_core.log.manifest import Manifest, counts, parse_manifest, read_manifest
 from agent_saga_core.log.scan import Stream
-from agent_saga_core.log.segments import writer_names
+from agent_saga_core.log.segments import stream_names
 from agent_saga_core.records import FINAL
 
 __all__ = ["verify"]
@@ -84,14 +85,34 @@ class _Walk:
 
 
 def verify(directory: str, log_id: str, progress: Callable[[int], None] | None) -> Verification:
-    """Read every line of a log, and nothing of it twice. Memory grows with the number of sagas, slowly.
+    """Read every line of a log that is not retired, and no index. Memory grows with the number of sagas, slowly.
+
+    If a compaction ends meanwhile, the walk begins again.
 
     Raises:
         OSError: A segment cannot be read.
+        LogCorrupted: The manifest is damaged.
     """
+    while True:
+        seen = read_manifest(directory)
+        try:
+            found = _walk(directory, log_id, parse_manifest(seen, directory, log_id), progress)
+        except FileNotFoundError:
+            if read_manifest(directory) == seen:
+                raise
+        else:
+            if read_manifest(directory) == seen:
+                return found
+
+
+def _walk(directory: str, log_id: str, manifest: Manifest, progress: Callable[[int], None] | None) -> Verification:
     walk = _Walk(progress)
     damage: list[Damage] = []
-    streams = [Stream(directory, name, log_id) for name in writer_names(directory)]
+    streams = [
+        Stream(directory, name, log_id, skips=[run.skip() for run in manifest.retired.get(name, ())])
+        for name in stream_names(directory)
+        if counts(manifest, name)
+    ]
     for stream in streams:
         stream.advance(walk.note)
     suspects = walk.faults()
