@@ -11,7 +11,17 @@ from agent_saga_core.clock import Clock
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.records import FINAL, Record, critical_unknown, known
 
-__all__ = ["Damage", "Log", "Unfinished", "Verification", "history_fault", "readable_history"]
+__all__ = [
+    "KEEP_DAYS",
+    "Compaction",
+    "Damage",
+    "Log",
+    "Unfinished",
+    "Verification",
+    "cutoff",
+    "history_fault",
+    "readable_history",
+]
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +51,25 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     first_broken: str | None
     """The first damaged place and why, in the order of the walk."""
     damage: tuple[Damage, ...] = ()
+
+
+class Compaction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compaction did, or would do."""
+
+    retired: int
+    """Segments that left."""
+    sagas: int
+    """Finished sagas that the log has forgotten: their ids are unknown to it."""
+    carried: int
+    """Records that were copied, because their sagas must stay."""
+    freed: int
+    """Bytes that the log is shorter by; of a dry run, about."""
+    kept: int
+    """Segments that were left as they are."""
+
+
+KEEP_DAYS = 30.0
+"""How long finished sagas stay in a log, unless told otherwise."""
 
 
 @runtime_checkable
@@ -144,7 +173,7 @@ class Log(Protocol):
         ...
 
     def saga_ids(self) -> tuple[str, ...]:
-        """Every saga in the log, oldest first."""
+        """Every saga in the log, oldest first. Costs what history costs; `unfinished` does not."""
         ...
 
     def unfinished(self) -> Unfinished:
@@ -155,9 +184,45 @@ class Log(Protocol):
         """Walk the whole log, streaming; call `progress` with the number of records so far now and then."""
         ...
 
+    def compact(
+        self,
+        progress: Callable[[int], None] | None = None,
+        *,
+        keep_days: float = KEEP_DAYS,
+        dry_run: bool = False,
+    ) -> Compaction:
+        """Forget the sagas that ended more than `keep_days` ago, as far as that gives back space.
+
+        Sagas that have not ended are never touched, live or not, and what they cost to find does not grow. An id that
+        was forgotten is free: opened again, it begins anew. Safe beside every other use of the log, in any process,
+        and safe to kill: no saga is lost by it and none comes back.
+
+        Args:
+            progress: Called with the number of records dealt with so far, now and then.
+            keep_days: How long a finished saga stays at least, by the time of its last record.
+            dry_run: Only say what would be done.
+
+        Raises:
+            ValueError: `keep_days` is negative or no number.
+            SagaBusy: Another compaction of this log is running.
+            LogUnavailable: The log cannot be read or written.
+        """
+        ...
+
     def close(self) -> None:
         """Flush, release what is owned, and close. A forked child closes without touching its parent's."""
         ...
+
+
+def cutoff(clock: Clock, keep_days: float) -> float:
+    """The time before which a finished saga may be forgotten.
+
+    Raises:
+        ValueError: `keep_days` is negative or no number.
+    """
+    if not keep_days >= 0:
+        raise ValueError(f"keep_days is a number of days from 0 on, got {keep_days!r}")
+    return clock.time() - keep_days * 86400
 
 
 def history_fault(numbers: Iterable[int]) -> str | None:

@@ -14,12 +14,13 @@ import msgspec
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
 from agent_saga_core.log import osfile
-from agent_saga_core.log.base import Unfinished, Verification, readable_history
+from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff, readable_history
 from agent_saga_core.log.commit import Entry, GroupCommitLog
 from agent_saga_core.log.history import History
 from agent_saga_core.log.index import INDEX_FROM
 from agent_saga_core.log.locks import LOCK_FILES, FileLocks, RangeLocks, SagaLocks, best_scheme, opening
 from agent_saga_core.log.manifest import parse_manifest, read_manifest
+from agent_saga_core.log.retire import compact
 from agent_saga_core.log.segments import SegmentBatch, SegmentWriter, writer_names
 from agent_saga_core.log.verify import verify
 from agent_saga_core.records import FORMAT_VERSION, Record
@@ -138,6 +139,26 @@ class FileLog(GroupCommitLog[SegmentBatch]):
         self._check_readable()
         with _readable(self._directory):
             return verify(self._directory, self._meta.log, progress)
+
+    def compact(
+        self,
+        progress: Callable[[int], None] | None = None,
+        *,
+        keep_days: float = KEEP_DAYS,
+        dry_run: bool = False,
+    ) -> Compaction:
+        """See `Log.compact`."""
+        self._check_readable()
+        with _readable(self._directory):
+            return compact(
+                self._history,
+                self._directory,
+                self._meta.log,
+                self._meta.lock,
+                cutoff=cutoff(self._clock, keep_days),
+                dry_run=dry_run,
+                progress=progress,
+            )
 
     # --- the store's part of group commit
 
@@ -273,8 +294,14 @@ def _create(directory: str) -> _Meta:
     finally:
         os.close(descriptor)
     # Whoever sees `log.json` relies on the locks and on the way here, so these are durable first.
-    for path in (locks, *made, os.path.dirname(made[-1])):
+    above = os.path.dirname(made[-1])
+    for path in (locks, *made, above):
         osfile.sync_directory(path)
+    # A process that was killed while it did this may have made those further up. What cannot be synced is not ours.
+    while above != os.path.dirname(above):
+        above = os.path.dirname(above)
+        with suppress(OSError):
+            osfile.sync_directory(above)
     try:
         os.link(draft, f"{directory}/{META}")  # unlike rename, it never replaces what another process decided
     except FileExistsError:

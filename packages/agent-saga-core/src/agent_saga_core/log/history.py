@@ -181,7 +181,7 @@ class View:
             places = notes.sagas.get(saga_id)
             if places is not None:
                 found.append((file, places))
-        for file, offset in self._begun_at(saga_id):
+        for file, offset in self.begun_at(saga_id):
             places = self._whole(file, offset, saga_id)
             if places is not None:
                 found.append((file, places))
@@ -195,7 +195,7 @@ class View:
         started = min(places.started for _, places in found)
         return _Known(sorted_places, started, any(places.ended for _, places in found))
 
-    def _begun_at(self, saga_id: str) -> list[tuple[File, int]]:
+    def begun_at(self, saga_id: str) -> list[tuple[File, int]]:
         """Where whole sagas begin that share the hash of this one."""
         found: list[tuple[File, int]] = []
         key = saga_hash(saga_id)
@@ -359,7 +359,7 @@ class View:
                 ended.add(saga_id)
             started[saga_id] = min(places.started, started.get(saga_id, places.started))
         open_ids = [saga_id for saga_id in started if saga_id not in ended]
-        open_ids = [saga_id for saga_id in open_ids if not (self._begun_at(saga_id) and self._is_ended(saga_id))]
+        open_ids = [saga_id for saga_id in open_ids if not (self.begun_at(saga_id) and self._is_ended(saga_id))]
         open_ids.sort(key=lambda saga_id: started[saga_id])
         damage: list[Damage] = []
         for number, found in self.damage.items():
@@ -519,6 +519,17 @@ class History:
     def _is_current(self) -> bool:
         return read_manifest(self._directory) == self._seen
 
+    def distrust(self, stale: Stale) -> None:
+        """Read the segment of an index as if it had none.
+
+        Raises:
+            LogCorrupted: There is none, and what was read is read differently now.
+        """
+        if not stale.path and "" in self._distrusted:
+            raise LogCorrupted(f"segments of {self._directory} change while they are read")
+        self._distrusted.add(stale.path)
+        self._view = None
+
     def ask(self, question: Callable[[View], T]) -> T:
         """The answer of the view as of the last `refresh`, or of a later one if that does not hold any more."""
         with self._reading:
@@ -531,10 +542,7 @@ class History:
                     if self._is_current():
                         return answer
                 except Stale as stale:
-                    if not stale.path and "" in self._distrusted:
-                        raise LogCorrupted(f"segments of {self._directory} change while they are read") from None
-                    self._distrusted.add(stale.path)
-                    self._view = None
+                    self.distrust(stale)
                 except (FileNotFoundError, LogCorrupted):
                     if self._is_current():
                         raise

@@ -21,7 +21,17 @@ from typing import Final
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log import osfile
 
-__all__ = ["LOCK_FILES", "FileLocks", "RangeLocks", "SagaLocks", "best_scheme", "is_locked", "lock_whole", "opening"]
+__all__ = [
+    "LOCK_FILES",
+    "FileLocks",
+    "RangeLocks",
+    "SagaLocks",
+    "best_scheme",
+    "is_locked",
+    "lock_whole",
+    "opening",
+    "unlock_whole",
+]
 
 LOCK_FILES: Final = 64
 """The kernel looks through all locks of a file for each new one; over this many files, ten thousand cost 2 us."""
@@ -74,6 +84,14 @@ def lock_whole(descriptor: int, scheme: str) -> bool:
             return False
         raise
     return True
+
+
+def unlock_whole(descriptor: int, scheme: str) -> None:
+    """End `lock_whole`, for whoever inherited the descriptor as well."""
+    if scheme == "ofd":
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, 0))
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def is_locked(path: str, scheme: str) -> bool:

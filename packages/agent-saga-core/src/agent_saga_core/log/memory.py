@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log.base import Damage, Unfinished, Verification, readable_history
+from agent_saga_core.log.base import (
+    KEEP_DAYS,
+    Compaction,
+    Damage,
+    Unfinished,
+    Verification,
+    cutoff,
+    history_fault,
+    readable_history,
+)
 from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog
 from agent_saga_core.records import FINAL, RECORD_LINE, Record, finish_line, record_of
 
@@ -112,6 +121,30 @@ class MemoryLog(GroupCommitLog[Batch]):
             progress(records)
         first = f"{damage[0].where}: {damage[0].reason}" if damage else None
         return Verification(intact=not damage, records=records, first_broken=first, damage=damage)
+
+    def compact(
+        self,
+        progress: Callable[[int], None] | None = None,
+        *,
+        keep_days: float = KEEP_DAYS,
+        dry_run: bool = False,
+    ) -> Compaction:
+        """See `Log.compact`. Here a saga leaves by itself, and what counts as a segment is a saga."""
+        self._check()
+        until = cutoff(self._clock, keep_days)
+        records = sagas = 0
+        for saga_id, history in list(self._store.records.items()):
+            last = history[max(history)]
+            durable = all((saga_id, n) not in self._store.volatile for n in list(history))
+            sound = history_fault(sorted(history)) is None
+            if last.type in FINAL and last.time <= until and durable and sound and saga_id not in self._store.owners:
+                sagas += 1
+                records += len(history)
+                if not dry_run:
+                    self._store.records.pop(saga_id, None)
+        if progress is not None:
+            progress(records)
+        return Compaction(retired=sagas, sagas=sagas, carried=0, freed=0, kept=len(self._store.records))
 
     def _damage(self) -> tuple[Damage, ...]:
         found: list[Damage] = []

@@ -29,6 +29,7 @@ __all__ = [
     "Tail",
     "born_after",
     "first_tail",
+    "prev_field",
     "segment_name",
     "stream_line",
     "stream_names",
@@ -151,7 +152,7 @@ class SegmentWriter:
         for entry in entries:
             encoded = entry.encoded
             if name and (entry.n != n + 1 or encoded.name != name):
-                place += _prev(name, n)
+                place += prev_field(name, n)
             line, own = finish_line(encoded, chain, place)
             if taken and offset + len(line) > SEGMENT_BYTES:
                 break
@@ -196,7 +197,7 @@ class SegmentWriter:
         """Write the line that says that the stream ends here, and sync it. Nothing may be appended after it."""
         tail = self.tail
         if self._file is not None:
-            header = b'"end":true,"synced":%d' % self._durable + (_prev(tail.name, tail.n) if tail.name else b"")
+            header = b'"end":true,"synced":%d' % self._durable + (prev_field(tail.name, tail.n) if tail.name else b"")
             osfile.write_at(self._file[1], stream_line(header, tail.chain)[0], tail.offset)
             osfile.sync_file(self._file[1])
 
@@ -232,16 +233,17 @@ class SegmentWriter:
         ).encode()
         if segment == 1:
             header += b',"peers":' + msgspec.json.encode(self._peers)
-        return stream_line(header + (_prev(name, n) if name else b""), chain)
+        return stream_line(header + (prev_field(name, n) if name else b""), chain)
 
 
 def _line_size(entry: Entry, name: bytes, n: int) -> int:
     """Length of the line, or a little more."""
     head, _, digest, rest = entry.encoded
-    return 128 + len(head) + len(digest) + len(rest) + len(_prev(name, n))
+    return 128 + len(head) + len(digest) + len(rest) + len(prev_field(name, n))
 
 
-def _prev(name: bytes, n: int) -> bytes:
+def prev_field(name: bytes, n: int) -> bytes:
+    """The field that names the record line before."""
     return b',"prev":[%b,%d]' % (name, n)
 
 
@@ -266,7 +268,10 @@ def _birth(directory: str, scheme: str) -> tuple[str, int, list[str]]:
             lock = osfile.create_file(f"{unborn}/lock")
             if not lock_whole(lock, scheme):
                 raise BlockingIOError(f"{unborn}/lock is locked by somebody else")
-            last = max((int(name[2:10]) for name in writer_names(directory)), default=0)
+            earlier = writer_names(directory)
+            if not earlier:
+                osfile.sync_directory(directory)  # whoever made the log may have died before its name was durable
+            last = max((int(name[2:10]) for name in earlier), default=0)
             name = f"w-{last + 1:08d}-{os.urandom(8).hex()}"
             os.rename(unborn, f"{directory}/{name}")
             others = (other for other in writer_names(directory) if other != name)
