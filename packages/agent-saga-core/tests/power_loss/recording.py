@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +80,10 @@ class Tree(NamedTuple):
     files: dict[int, bytes]
 
 
+class Killed(BaseException):
+    """The process that makes calls is dead: whatever it tries, nothing happens any more."""
+
+
 class Recording:
     """Operations on everything below `root`, and the records that were appended meanwhile."""
 
@@ -88,17 +92,27 @@ class Recording:
         self.log = log  # where the log is, below the root
         self.ops: list[Op] = []
         self.records: dict[tuple[str, int], list[Record]] = {}
+        self.promised: dict[str, int] = {}  # up to which number each saga was durable before this began
         self.before_sync: Callable[[], None] | None = None
+        self.kill_at: int | None = None  # with so many notes, no call is made any more
         self._noting = threading.RLock()
         self._objects: dict[tuple[int, int], int] = {}
         self._count = 0
         self.start = Tree({}, {})
         self._take_stock(str(root))
 
+    def _must_live(self) -> None:
+        if self.kill_at is not None and len(self.ops) >= self.kill_at:
+            raise Killed
+
     @property
     def sagas(self) -> list[str]:
         """Every saga that anything was appended to."""
         return sorted({saga for saga, _ in self.records})
+
+    def segments(self) -> list[Path]:
+        """The segments that are there now, by writer and number."""
+        return sorted((self.root / self.log).glob("w-*/*.jsonl"))
 
     def tell(self, *durable: tuple[str, int], made: bool = False) -> None:
         """Note what a caller was told just now."""
@@ -138,6 +152,7 @@ class Recording:
         parent, name = os.path.split(os.fspath(path))
         directory = self._known(os.stat(parent))
         assert directory is not None, parent
+        self._must_live()
         return directory, name
 
     # --- the calls
@@ -185,8 +200,10 @@ class Recording:
 
     def _pwrite(self, call: Callable[..., int], descriptor: int, data: Any, offset: int) -> int:
         with self._noting:
-            done = call(descriptor, data, offset)
             number = self._known(os.fstat(descriptor))
+            if number is not None:
+                self._must_live()
+            done = call(descriptor, data, offset)
             if number is not None:
                 self.ops.append(Write(number, offset, bytes(data)[:done]))
             return done
@@ -197,15 +214,19 @@ class Recording:
 
     def _ftruncate(self, call: Callable[..., None], descriptor: int, size: int) -> None:
         with self._noting:
-            call(descriptor, size)
             number = self._known(os.fstat(descriptor))
+            if number is not None:
+                self._must_live()
+            call(descriptor, size)
             if number is not None:
                 self.ops.append(Cut(number, size))
 
     def _sync(self, call: Callable[..., None], descriptor: int) -> None:
         number = self._known(os.fstat(descriptor))
-        if number is not None and self.before_sync is not None:
-            self.before_sync()
+        if number is not None:
+            self._must_live()
+            if self.before_sync is not None:
+                self.before_sync()
         covers = len(self.ops)
         call(descriptor)
         if number is not None:
@@ -282,13 +303,13 @@ class StillClock(SystemClock):
 class Process:
     """One process's log, as far as these tests need a process: what it is told is noted, and it can die."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, makes: bool = True) -> None:
         self._recording = recording
         self._numbers: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
         self._appended: list[tuple[int, str, int]] = []
         self.log = FileLog(recording.root / recording.log, clock=StillClock())
-        recording.tell(made=True)
+        recording.tell(made=makes)  # who finds a log is told nothing of how durable it is
 
     def claim(self, saga: str) -> tuple[Record, ...]:
         """Claim a saga. What was there before is durable when this returns; a CLAIM rides with the next flush."""
@@ -337,6 +358,12 @@ class Process:
         self.log.close()
         self._recording.tell(*self._numbers.items())
 
+    def go_on(self, saga: str) -> None:
+        """Claim a saga, as recovery does, and add a record to what is there; nothing if it is over."""
+        records = self.claim(saga)
+        if not records or records[-1].type not in FINAL:
+            self.record(saga, "INTENT" if records else "START", size=200)
+
     def die(self) -> None:
         """What a kill leaves: no line more, no lock. The page cache lives on."""
         self.log._abandon()  # pyright: ignore[reportPrivateUsage]
@@ -346,11 +373,11 @@ class Process:
         self._recording.records.setdefault((record.saga, record.n), []).append(record)
 
 
-def told(ops: Sequence[Op]) -> tuple[dict[str, int], bool]:
-    """Up to which number each saga was said to be durable, and whether the log was said to exist."""
-    durable: dict[str, int] = {}
+def told(recording: Recording, at: int) -> tuple[dict[str, int], bool]:
+    """Up to which number each saga was said to be durable by then, and whether the log was said to exist."""
+    durable = dict(recording.promised)
     made = False
-    for op in ops:
+    for op in recording.ops[:at]:
         if isinstance(op, Told):
             made = made or op.made
             for saga, n in op.durable:

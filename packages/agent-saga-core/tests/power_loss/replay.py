@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +43,18 @@ class Count:
         )
 
 
-def replay(recording: Recording, into: Path, *, at_most: int, order: Order = in_order, seed: str = "") -> Count:
+def replay(
+    recording: Recording, into: Path, *, at_most: int, order: Order = in_order, seed: str = "", since: int = 0
+) -> Count:
     """Let the power fail after every operation of a recording, and open what is left.
+
+    Args:
+        recording: The recording.
+        into: A directory, made if need be, in which one outcome after the other is laid out.
+        at_most: How many outcomes of one crash are composed; see `Disk.survivors`.
+        order: How names survive.
+        seed: Chooses among more outcomes than that.
+        since: After how many operations the power may fail for the first time.
 
     Raises:
         Lost: The first outcome that breaks a promise.
@@ -52,9 +64,11 @@ def replay(recording: Recording, into: Path, *, at_most: int, order: Order = in_
     for at, op in enumerate([None, *recording.ops]):
         if op is not None:
             disk.apply(op)
+        if at < since:
+            continue
         if isinstance(op, Told) and not (op.durable or op.made):
             continue
-        durable, made = told(recording.ops[:at])
+        durable, made = told(recording, at)
         trees, all_of_them = disk.survivors(at_most, f"{seed}{at}")
         count.crashes += 1
         count.exhausted += all_of_them
@@ -82,6 +96,16 @@ def _frozen(tree: Tree, number: int) -> object:
     if number in tree.files:
         return tree.files[number]
     return tuple((name, _frozen(tree, entry)) for name, entry in sorted(tree.directories[number].items()))
+
+
+def outcomes(recording: Recording, at_most: int, chance: random.Random) -> Iterator[tuple[int, Tree]]:
+    """Some crashes of a recording with one outcome each: after how many operations, and what is left."""
+    for at in sorted(chance.sample(range(len(recording.ops) + 1), min(at_most, len(recording.ops)))):
+        disk = Disk(recording.start)
+        for op in recording.ops[:at]:
+            disk.apply(op)
+        trees, _ = disk.survivors(64, str(chance.random()))
+        yield at, chance.choice(list(trees))
 
 
 def lay_out(tree: Tree, into: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 
-from agent_saga_core.log import segments
+from agent_saga_core.log import FileLog, segments
 
-from .recording import WAIT, Process, Recording
+from .disk import Disk
+from .recording import WAIT, Killed, Process, Recording
 
 Workload = Callable[[Recording], None]
 
@@ -220,6 +224,136 @@ def made_by_two(recording: Recording) -> None:
     first.die()
     second.close()
 
+
+def killed_at(at: int) -> Workload:
+    """A writer is killed before its operation of that place; a second process takes over what it finds."""
+
+    def workload(recording: Recording) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "SEGMENT_BYTES", 1500)
+            recording.kill_at = at
+            first: Process | None = None
+            try:
+                first = Process(recording)
+                first.claim("a")
+                first.claim("b")
+                first.write("a", "START")
+                first.write("b", "START")
+                first.record("a", size=300)
+                first.write("b", size=600)
+                first.append("a", "DONE", size=500)
+                first.record("b", "DONE", size=500)
+                first.close()
+            except Killed:
+                pass
+            recording.kill_at = None
+            if first is not None:
+                first.die()
+            second = Process(recording, makes=False)
+            second.go_on("a")
+            second.go_on("b")
+            second.die()
+
+    return workload
+
+
+def killed_while_making(at: int) -> Workload:
+    """A process is killed before its operation of that place, while it makes a log; a second one makes it, or opens it.
+
+    A log that is found is not said to be durable before the first record in it is.
+    """
+
+    def workload(recording: Recording) -> None:
+        recording.log = "some/where/log"
+        recording.kill_at = at
+        try:
+            FileLog(recording.root / recording.log).close()
+        except Killed:
+            pass
+        recording.kill_at = None
+        found = (recording.root / recording.log / "log.json").exists()
+        second = Process(recording, makes=not found)
+        second.claim("a")
+        second.record("a", "START")
+        second.die()
+
+    return workload
+
+
+def boundary_between_lines(shift: int, *, one_batch: bool) -> Workload:
+    """Unsynced records of which one ends just so many bytes behind a sector's boundary."""
+
+    def workload(recording: Recording) -> None:
+        process = Process(recording)
+        process.claim("a")
+        process.record("a", "START")
+        (path,) = recording.segments()
+        before = path.stat().st_size
+        process.write("a")
+        length = path.stat().st_size - before
+        fill = (shift - before - 2 * length) % 512
+        if one_batch:
+            process.append("a", size=fill)
+            process.write("a", size=700)
+        else:
+            process.write("a", size=fill)
+            process.write("a", size=700)
+        whole = path.read_bytes()
+        assert (len(b"".join(whole.splitlines(keepends=True)[:4])) - shift) % 512 == 0
+        process.die()
+
+    return workload
+
+
+def boundary_behind_head(shift: int) -> Workload:
+    """A segment whose first line ends just so many bytes behind a sector's boundary, and a record behind it."""
+
+    def workload(recording: Recording) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "SEGMENT_BYTES", 2200)
+            process = Process(recording)
+            process.claim("a")
+            process.record("a", "START", size=1500)
+            process.record("a", size=400)
+            second = recording.segments()[1].read_bytes().splitlines(keepends=True)
+            # The head of the third segment names the saga before it, by a longer name.
+            saga = "b" * (1 + shift - len(second[0]) % 512 + 512 * (len(second[0]) % 512 > shift))
+            process.claim(saga)
+            process.record(saga, "START")
+            process.write(saga, size=1100)
+            third = recording.segments()[2].read_bytes().splitlines(keepends=True)
+            assert (len(third[0]) - shift) % 512 == 0, (len(second[0]), len(third[0]), shift)
+            process.die()
+
+    return workload
+
+
+def recorded(
+    workload: Workload,
+    place: Path,
+    broken: Callable[[], AbstractContextManager[object]] = nullcontext,
+    *,
+    from_nothing: bool = False,
+) -> Recording:
+    """Record a workload below `place`, with something broken meanwhile if so asked."""
+    root = place / "recorded"
+    if root.exists():
+        shutil.rmtree(root)
+    root.mkdir()
+    if not from_nothing and workload not in FROM_NOTHING:
+        FileLog(root / "log").close()
+    recording = Recording(root)
+    with recording.running(), broken():
+        workload(recording)
+    disk = Disk(recording.start)
+    for op in recording.ops:
+        disk.apply(op)
+    recording.check(disk.whole())
+    return recording
+
+
+FROM_NOTHING = (creation, first_record, handed_over_unflushed, made_by_two)
+"""These make the log that they use; the others find one that is durable."""
 
 WORKLOADS: tuple[Workload, ...] = (
     creation,
