@@ -221,7 +221,6 @@ def _landed(
     run.unsettled.discard(key)
     if not keep:
         run.must_undo.add(key)
-    run.met.add(step.number)
     if derived[1] is not None:
         run.local[key] = derived[1]
     return [(RecordType.DONE, data)], None
