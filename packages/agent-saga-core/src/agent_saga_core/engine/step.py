@@ -376,6 +376,8 @@ def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
 def _replay(run: Run, call: StepCall, step: Step) -> Flow[Outcome]:
     """The recorded result; or the reason why it cannot be given, and the effect is not rerun."""
     attempt = step.last
+    if step.semantics.durable:  # whoever recorded it may still be flushing, or have failed to
+        yield Flush() if run.options.durability == "strict" else Write()
     hint = call.spec.result_type if call.spec.result_type is not None else run.types.get(step.tool)
     why: str
     if not attempt.has_result:
