@@ -452,7 +452,13 @@ class Saga:
                 saga_id=run.saga_id,
                 status=run.fold.status,
             )
-        if not drive(suspend(run, reason, SUSPENDED_FOR if deadline is None else deadline), run):
+        try:
+            left = drive(suspend(run, reason, SUSPENDED_FOR if deadline is None else deadline), run)
+        except BaseException:
+            if run.suspended:  # the scope's end does nothing any more: what the log holds is for the next owner
+                run.log.release(run.saga_id)
+            raise
+        if not left:
             raise SagaBusy(
                 f"saga {run.saga_id!r}: a step is still running, so it was not suspended. Wait for its steps first.",
                 saga_id=run.saga_id,
