@@ -611,6 +611,7 @@ class Saga:
             parent._children += 1
             parent._child = self
             self._scope = f"{parent._scope}/{parent._children}" if parent._scope else str(parent._children)
+            run.savepoints.add(self._scope)
         self._opened = run
         self._blocks = parent._blocks
 

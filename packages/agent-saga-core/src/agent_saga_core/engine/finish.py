@@ -9,7 +9,7 @@ from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.engine.effects import Append, CancelRunning, Flow, Flush, Sleep, Transition, Wait
 from agent_saga_core.engine.run import Run
 from agent_saga_core.engine.settle import Settled, settle
-from agent_saga_core.engine.unwind import roll_back, unwind
+from agent_saga_core.engine.unwind import after_scope, roll_back, unwind
 from agent_saga_core.records import RecordType
 from agent_saga_core.state import Report, SagaStatus, within
 
@@ -36,6 +36,7 @@ def finish(run: Run, error: BaseException | None) -> Flow[Report]:
         if report is not None:
             yield Flush()
             return report
+        yield from drain(run, "", max(0.0, patient_until - run.clock.monotonic()))  # a savepoint may be ending
     reason = run.fold.rollback_only or (
         f"the body raised {type(error).__name__}" if error is not None else "not settled"
     )
@@ -43,23 +44,37 @@ def finish(run: Run, error: BaseException | None) -> Flow[Report]:
 
 
 def finish_savepoint(run: Run, scope: str) -> Flow[bool]:
-    """Undo a savepoint's own steps; returns whether nothing of them is left. If not, the saga is rollback-only."""
+    """Undo a savepoint's own steps; returns whether nothing of them is left. If not, the saga is rollback-only.
+
+    Like a step, it stands in `run.flows` to its last record: the saga may end meanwhile, in another task.
+    """
+    token = object()
     patient_until = run.clock.monotonic() + run.options.drain_timeout
-    yield from leave_savepoint(run, scope)
-    clean: bool = yield from unwind(run, scope, patient_until)
-    if not clean:
-        yield from abort(run, f"savepoint {scope!r} could not be undone")
+    try:
+        yield Append(partial(_end_scope, run, scope, token))
+        yield from drain(run, scope, run.options.drain_timeout)
+        clean: bool = yield from unwind(run, scope, patient_until)
+        if not clean:
+            yield from abort(run, f"savepoint {scope!r} could not be undone")
+        run.savepoints.discard(scope)
+        yield from after_scope(run, token)
+    finally:
+        if token in run.flows:
+            run.leave(token)
     return clean
 
 
 def leave_savepoint(run: Run, scope: str) -> Flow[None]:
     """No step starts in `scope` any more, and those in flight have ended (or the drain time has)."""
-    yield Append(partial(_end_scope, run, scope))
+    yield Append(partial(_end_scope, run, scope, None))
     yield from drain(run, scope, run.options.drain_timeout)
+    run.savepoints.discard(scope)
 
 
-def _end_scope(run: Run, scope: str) -> Transition:
+def _end_scope(run: Run, scope: str, token: object) -> Transition:
     run.ended.add(scope)
+    if token is not None:
+        run.flows[token] = scope.rpartition("/")[0]  # in the scope around it, which its own drain does not wait for
     return [], None
 
 
@@ -114,6 +129,9 @@ def _commit(run: Run) -> Transition:
         names = ", ".join(f"step {n} {fold.step(n).tool!r}" for n in missed)
         run.diverged = f"the resumed body ended without repeating {names}"
         return [(RecordType.ABORT, {"reason": run.diverged})], None
+    if run.savepoints:
+        still = min(run.savepoints)
+        return [(RecordType.ABORT, {"reason": f"savepoint {still!r} was still open at the end of the saga"})], None
     for step in fold.steps:
         if step.semantics is ActionSemantics.READ_ONLY:
             continue

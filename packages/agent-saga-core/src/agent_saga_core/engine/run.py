@@ -146,6 +146,7 @@ class Run:
         self.waiters: list[Callable[[], None]] = []
         self.running: dict[object, Running] = {}
         self.flows: dict[object, str] = {}
+        self.savepoints: set[str] = set()  # open ones: the saga cannot commit around them
         self.ended: set[str] = set()
         self.busy: set[Attempted] = set()
         self.born: dict[Attempted, float] = {}

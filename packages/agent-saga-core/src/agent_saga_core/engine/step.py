@@ -25,7 +25,7 @@ from agent_saga_core.engine.inverse import from_result, stored_at_intent
 from agent_saga_core.engine.keys import derive_key
 from agent_saga_core.engine.run import LocalUndo, Run, Running, StepCall
 from agent_saga_core.engine.settle import Settled, done_data, in_transit, settle
-from agent_saga_core.engine.unwind import release, roll_back
+from agent_saga_core.engine.unwind import after_scope
 from agent_saga_core.errors import (
     ApprovalRequired,
     DeclarationError,
@@ -71,7 +71,7 @@ def step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
     try:
         outcome = yield from _step(run, call, token)
         if token in run.flows:
-            yield from _after_scope(run, token)
+            yield from after_scope(run, token)
             if outcome.error is None and run.over and run.fold.status is not SagaStatus.COMMITTED:
                 outcome = Outcome(error=_too_late(run, call.spec.tool))
     finally:
@@ -463,22 +463,6 @@ def _conclude_failed(
     return outcome
 
 
-def _after_scope(run: Run, token: object) -> Flow[None]:
-    """A step ends. If its scope did before it: undo what is left, and give up ownership if nobody else is left."""
-    while (yield Append(partial(_outdated, run, token))):
-        patient_until = run.clock.monotonic() + run.options.drain_timeout
-        yield from roll_back(run, patient_until=patient_until, reason="a late result")
-    yield from release(run)
-
-
-def _outdated(run: Run, token: object) -> Transition:
-    """Whether records followed the verdict, so that there is something to do; if not, the step is over."""
-    if run.over and run.stale and not run.fold.status.final:
-        return [], True
-    run.flows.pop(token, None)
-    return [], False
-
-
 def _too_late(run: Run, tool: str) -> SagaNotRunning:
     return SagaNotRunning(
         f"{tool!r} ended after saga {run.saga_id!r} had: what it did was recorded and undone. Start a new saga.",
@@ -564,7 +548,7 @@ def _late(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt,
     tail = object()  # the caller's own flow may still be under way
     try:
         yield Append(partial(_ended_late, run, (token, tail), step, attempt, data, derived[1], absent))
-        yield from _after_scope(run, tail)
+        yield from after_scope(run, tail)
     finally:
         with run.lock:
             run.running.pop(token, None)
@@ -602,7 +586,7 @@ def abandon(run: Run, token: object) -> Flow[None]:
     """The driver of a call was interrupted outside of the call itself (a signal, a full log): forget nothing."""
     try:
         yield Append(partial(_abandon, run, token))
-        yield from _after_scope(run, token)
+        yield from after_scope(run, token)
     finally:
         with run.lock:
             run.running.pop(token, None)

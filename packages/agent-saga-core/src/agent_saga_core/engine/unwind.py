@@ -12,7 +12,7 @@ from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.records import RecordType
 from agent_saga_core.state import Attempt, Report, SagaStatus, Step, StepStatus
 
-__all__ = ["in_doubt_until", "release", "roll_back", "start_rollback", "unwind"]
+__all__ = ["after_scope", "in_doubt_until", "release", "roll_back", "start_rollback", "unwind"]
 
 
 def roll_back(run: Run, *, patient_until: float, reason: str, retry: bool = False) -> Flow[Report]:
@@ -162,3 +162,19 @@ def release(run: Run) -> Flow[None]:
     idle: bool = yield Append(lambda: ([], run.idle()))
     if idle:
         yield Blocking(lambda: run.log.release(run.saga_id))
+
+
+def after_scope(run: Run, token: object) -> Flow[None]:
+    """A flow ends. If its scope did before it: undo what is left, and give up ownership if nobody else is left."""
+    while (yield Append(partial(_outdated, run, token))):
+        patient_until = run.clock.monotonic() + run.options.drain_timeout
+        yield from roll_back(run, patient_until=patient_until, reason="a late result")
+    yield from release(run)
+
+
+def _outdated(run: Run, token: object) -> Transition:
+    """Whether records followed the verdict, so that there is something to do; if not, the flow is over."""
+    if run.over and run.stale and not run.fold.status.final:
+        return [], True
+    run.flows.pop(token, None)
+    return [], False
