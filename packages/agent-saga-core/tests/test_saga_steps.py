@@ -360,29 +360,78 @@ def test_absent_is_conclusive_when_the_tool_itself_answered(log, refund):
     assert saga.status is SagaStatus.COMMITTED
 
 
-def test_absent_is_not_conclusive_while_the_request_may_be_on_its_way(log, clock, refund):
-    def call(saga, final):
-        return saga.execute(
-            "charge",
-            _raise(TimeoutError()),
-            semantics=C,
-            in_doubt=20.0,
-            key=str(final),
-            probe=lambda args, key: Observation(landed=False, final=final),
-            compensate=undo(refund, charge_id="result.id"),
-        )
+def _answered_late(saga, refund, final=False, **declared):
+    return saga.execute(
+        "charge",
+        _raise(TimeoutError()),
+        semantics=C,
+        key=str(final),
+        probe=lambda args, key: Observation(landed=False, final=final),
+        compensate=undo(refund, charge_id="result.id"),
+        **declared,
+    )
 
+
+def test_absent_is_not_conclusive_while_the_request_may_be_on_its_way(log, clock, refund):
     began = clock.monotonic()
     with pytest.raises(SagaAborted) as raised:
         with saga_scope("s", log=log) as saga:
             with pytest.raises(TimeoutError):
-                call(saga, final=True)
+                _answered_late(saga, refund, final=True)
             assert saga.steps[0].status is StepStatus.NOT_APPLIED
             with pytest.raises(TimeoutError):
-                call(saga, final=False)
+                _answered_late(saga, refund)
             assert saga.steps[1].status is StepStatus.UNKNOWN
+            assert clock.monotonic() == began, "nobody said for how long: the call does not wait"
     assert raised.value.report.clean
-    assert clock.monotonic() - began >= 20.0
+    assert clock.monotonic() - began >= 30.0
+
+
+@pytest.mark.parametrize("declared", [{"in_doubt": 20.0}, {"timeout": 20.0}], ids=["in_doubt", "timeout"])
+def test_a_declared_doubt_is_waited_out_by_the_call_itself(log, clock, refund, declared):
+    began = clock.monotonic()
+    with saga_scope("s", log=log) as saga:
+        with pytest.raises(TimeoutError):
+            _answered_late(saga, refund, **declared)
+        assert clock.monotonic() - began >= 20.0
+        assert saga.steps[0].status is StepStatus.NOT_APPLIED
+    assert saga.status is SagaStatus.COMMITTED
+
+
+def test_a_doubt_longer_than_the_drain_time_is_not_waited_out_by_the_call(log, clock, refund):
+    began = clock.monotonic()
+    with pytest.raises(RollbackIncomplete) as raised:
+        with saga_scope("s", log=log, drain_timeout=5.0) as saga:
+            with pytest.raises(TimeoutError):
+                _answered_late(saga, refund, in_doubt=20.0)
+            assert saga.steps[0].status is StepStatus.UNKNOWN
+            assert clock.monotonic() == began
+    assert [step.detail for step in raised.value.report.remaining] == ["in doubt: it may still land"]
+
+
+async def test_a_cancellation_cuts_the_wait_for_a_doubt_short(refund):
+    clock = ManualClock()
+    log = MemoryLog(clock)
+
+    async def body():
+        async with saga_scope("s", log=log, drain_timeout=60.0) as saga:
+            await saga.aexecute(
+                "charge",
+                _raise(TimeoutError()),
+                semantics=C,
+                in_doubt=20.0,
+                probe=lambda args, key: Observation(landed=False),
+                compensate=undo(refund, charge_id="result.id"),
+            )
+
+    task = asyncio.create_task(body())
+    await asyncio.to_thread(clock.wait_until_waiting)
+    task.cancel()
+    await asyncio.to_thread(clock.wait_until_waiting)  # the scope's end, which waits out the rest
+    clock.advance(20.0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
 
 
 def test_a_probe_that_cannot_tell_leaves_it_to_a_person(log, refund):

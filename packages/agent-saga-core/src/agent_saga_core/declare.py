@@ -313,6 +313,7 @@ class StepSpec:
         probe_name: The registered name of the probe, if it has one.
         probe: The probe.
         in_doubt: Seconds for which a call that was given up may still land.
+        doubt_declared: Whether that was said (by `in_doubt` or `timeout`): then a failed call waits it out itself.
         result_type: The type that a recorded result is rebuilt through.
         hints: The annotations of the tool's parameters.
         offload: Whether an async caller runs it in a worker thread.
@@ -330,6 +331,7 @@ class StepSpec:
     probe_name: str | None = None
     probe: Callable[[dict[str, Any], str], Any] | None = None
     in_doubt: float = 30.0
+    doubt_declared: bool = False
     result_type: Any = None
     hints: Mapping[str, Any] = field(default_factory=dict[str, Any])
     offload: bool = False
@@ -376,6 +378,7 @@ class StepSpec:
             probe_name=probe_name,
             probe=probe_fn,
             in_doubt=in_doubt if in_doubt is not None else timeout if timeout is not None else 30.0,
+            doubt_declared=in_doubt is not None or timeout is not None,
             result_type=result_type,
             hints=hints or {},
             offload=offload,

@@ -32,12 +32,12 @@ from agent_saga_core.engine.effects import (
 from agent_saga_core.engine.run import Run
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.lazy import LazyModule
+from agent_saga_core.state import within
 
 if TYPE_CHECKING:
     import asyncio
 else:
     asyncio = LazyModule("asyncio")
-from agent_saga_core.state import within
 
 __all__ = ["CALLS", "CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "adrive", "asleep", "current_step", "drive"]
 

@@ -270,6 +270,7 @@ class Saga:
             not_applied: Exception types, or predicates, that say "nothing happened".
             probe: Looks the effect up: `fn(args, idempotency_key) -> Observation`.
             in_doubt: Seconds for which a call that was given up may still land. Default: `timeout`, else 30.
+                Declared (or `timeout` is), a failed call waits that long itself, within `drain_timeout`, to be settled.
             result_type: The type that a recorded result is rebuilt through.
             offload: For `aexecute`: run a blocking `forward` in a worker thread.
 

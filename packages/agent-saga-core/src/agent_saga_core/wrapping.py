@@ -63,6 +63,7 @@ def saga_tool(
         not_applied: Exception types, or predicates, that say "nothing happened".
         probe: Looks the effect up: a function, or the name it was registered under with `@probe`.
         in_doubt: Seconds for which a call that was given up may still land. Default: `timeout`, else 30.
+            Declared (or `timeout` is), a failed call waits that long itself, within `drain_timeout`, to be settled.
         result_type: The type that a recorded result is rebuilt through. Default: the return annotation.
         offload: Run a blocking function in a worker thread when an async caller awaits it.
         require_saga: Refuse to be called outside of a saga.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Observation
 from agent_saga_core.engine.compensate import compensate
-from agent_saga_core.engine.effects import Append, Call, Flow, Outcome, Transition
+from agent_saga_core.engine.effects import Append, Call, Flow, Outcome, Transition, Wait
 from agent_saga_core.engine.inverse import from_result
 from agent_saga_core.engine.run import LocalUndo, Run
 from agent_saga_core.records import RecordType
@@ -66,8 +66,17 @@ def take(run: Run, step: Step, attempt: Attempt) -> Transition:
     return [], True
 
 
-def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool, held: bool = False) -> Flow[Settled]:
-    """Settle one attempt now, without waiting.
+def settle(
+    run: Run,
+    step: Step,
+    attempt: Attempt,
+    *,
+    keep: bool,
+    held: bool = False,
+    patience: float = 0.0,
+    heard: list[BaseException] | None = None,
+) -> Flow[Settled]:
+    """Settle one attempt.
 
     Args:
         run: The saga.
@@ -76,6 +85,8 @@ def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool, held: bool = F
         keep: Whether an effect that has landed, with a result, may stand. Not if the caller has already heard of an
             error: then it is undone.
         held: Whether the caller has reserved the attempt already.
+        patience: Seconds to wait at most for what only time can tell. The end of the scope cuts that short.
+        heard: Where the cancellation is put that cuts it short.
     """
     key = (step.number, attempt.number)
     if not held and not (yield Append(partial(take, run, step, attempt))):
@@ -84,6 +95,14 @@ def settle(run: Run, step: Step, attempt: Attempt, *, keep: bool, held: bool = F
         if attempt.status in (StepStatus.INTENDED, StepStatus.PAUSED):
             yield Append(partial(_lost, run, step, attempt))
         settled = yield from _settle(run, step, attempt, keep)
+        patient_until = run.clock.monotonic() + patience
+        while settled is Settled.WAITING and (at := run.settle_at(step, attempt)) <= patient_until:
+            ending = yield Wait(lambda: run.closing, max(0.0, at - run.clock.monotonic()))
+            if isinstance(ending, BaseException) and heard is not None:
+                heard.append(ending)
+            if ending is not False:
+                break
+            settled = yield from _settle(run, step, attempt, keep)
     finally:
         run.free(key)
     return settled

@@ -452,7 +452,12 @@ def _conclude_failed(
     if kind == "abort":
         yield Flush()
     elif kind == "settle":
-        settled = yield from settle(run, step, attempt, keep=True, held=True)
+        patience = run.options.drain_timeout if spec.doubt_declared else 0.0
+        heard: list[BaseException] = []
+        settled = yield from settle(run, step, attempt, keep=True, held=True, patience=patience, heard=heard)
+        if heard:  # cancelled while it waited: like a cancelled call, it is settled before the next one or at the end
+            yield Append(partial(_later, run, step, attempt))
+            return Outcome(error=heard[0])
         if settled is Settled.LANDED:
             yield Flush()
             return (yield from _replay(run, call, step))
@@ -526,6 +531,11 @@ def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outc
         return [*records, (RecordType.ABORT, {"reason": reason})], "abort"
     run.busy.add((step.number, attempt.number))
     return records, "settle"
+
+
+def _later(run: Run, step: Step, attempt: Attempt) -> Transition:
+    run.unsettled.add((step.number, attempt.number))
+    return [], None
 
 
 def _settled_absent(run: Run, call: StepCall) -> Transition:
