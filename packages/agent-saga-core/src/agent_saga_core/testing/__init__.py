@@ -1,5 +1,52 @@
-"""The test kit: a manual clock, and what stores and adapters are measured against."""
+"""The test kit: prove that a scenario rolls back, check the engine, measure a log, and let time stand still.
 
-from agent_saga_core.testing.clock import ManualClock
+Names are loaded when they are first used, so that a clock costs a clock, and nothing here needs pytest but
+`LogConformance`.
+"""
 
-__all__ = ["ManualClock"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_saga_core.testing.clock import ManualClock
+    from agent_saga_core.testing.conformance import LogConformance
+    from agent_saga_core.testing.faulty import Fault, FaultyLog
+    from agent_saga_core.testing.invariants import Invariants, verify_invariants
+    from agent_saga_core.testing.proof import Probe, Proof
+    from agent_saga_core.testing.prove import aprove_rollback, prove_rollback
+
+__all__ = [
+    "Fault",
+    "FaultyLog",
+    "Invariants",
+    "LogConformance",
+    "ManualClock",
+    "Probe",
+    "Proof",
+    "aprove_rollback",
+    "prove_rollback",
+    "verify_invariants",
+]
+
+_HOMES = {
+    "Fault": "faulty",
+    "FaultyLog": "faulty",
+    "Invariants": "invariants",
+    "LogConformance": "conformance",
+    "ManualClock": "clock",
+    "Probe": "proof",
+    "Proof": "proof",
+    "aprove_rollback": "prove",
+    "prove_rollback": "prove",
+    "verify_invariants": "invariants",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

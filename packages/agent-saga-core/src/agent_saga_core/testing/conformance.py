@@ -1,0 +1,552 @@
+# ruff: noqa: D102 - the name of a test is its sentence
+"""`LogConformance`: what every store must do, as one pytest class with one fixture to override."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+
+from agent_saga_core.errors import Fenced, LogUnavailable, SagaBusy
+from agent_saga_core.log.base import Log
+from agent_saga_core.records import Record
+
+__all__ = ["LogConformance"]
+
+BOUND = 30.0
+"""Seconds of real time after which a thread or a process that does not end has failed the test."""
+TRIES = 100_000
+"""How often a busy saga is asked for before the test has failed."""
+HOSTILE: dict[str, Any] = {
+    "quotes": '"\\"}{][',
+    "controls": "".join(map(chr, range(32))) + "\x7f\x85\u2028\u2029",
+    "astral": "\U0001f4a3 \u0000 \ufffd \uffff",
+    "lines": "a\nb\r\nc",
+    "looks like a line": '{"hash":"' + "0" * 64 + '","saga":"s","n":1}\n',
+    "": {"": {"": []}},
+    "__proto__": None,
+    "$redacted": True,
+    "numbers": [0, -1, 2**53, -(2**63), 2**64 - 1, 0.1, 1e308, 5e-324, -0.0],
+    "deep": [[[[[[[[]]]]]]]],
+}
+IDS = (
+    "plain",
+    "ümläut ☃ 💣",
+    "a/../b",
+    "'; drop table records; --",
+    'with "quotes" and \\',
+    "x" * 512,
+    " ",
+    "%00%2f?#",
+)
+
+
+def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
+    """A record for a test; plain, not folded by anyone."""
+    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1_700_000_000.25, data=data)
+
+
+class LogConformance:
+    """The suite that every store passes. Override the fixture `open_log_again`.
+
+    Set `survives_process = False` for a store in this process's memory: what a killed process leaves cannot be asked
+    of it, and those tests say so.
+    """
+
+    survives_process: ClassVar[bool] = True
+
+    # --- what a store supplies
+
+    @pytest.fixture
+    def open_log_again(self) -> Callable[[], Log]:
+        """A callable that opens the storage of this test once more, as another process would."""
+        raise NotImplementedError("Override the fixture open_log_again: a callable that gives a fresh Log.")
+
+    # --- what the suite makes of it
+
+    @pytest.fixture
+    def another(self, open_log_again: Callable[[], Log]) -> Iterator[Callable[[], Log]]:
+        """`open_log_again`, with every log closed after the test."""
+        opened: list[Log] = []
+
+        def open_one() -> Log:
+            opened.append(open_log_again())
+            return opened[-1]
+
+        yield open_one
+        for one in reversed(opened):
+            try:
+                one.close()
+            except LogUnavailable:
+                continue  # a test broke it on purpose
+
+    @pytest.fixture
+    def log(self, another: Callable[[], Log]) -> Log:
+        """A log on an empty storage."""
+        return another()
+
+    @pytest.fixture
+    def saga(self) -> str:
+        """The id of a saga of this test alone."""
+        return uuid.uuid4().hex
+
+    # --- the face
+
+    def test_it_is_a_log(self, log: Log) -> None:
+        assert isinstance(log, Log)
+        assert log.url and ":" in log.url and log.max_result_bytes > 0 and log.clock.monotonic() is not None
+
+    def test_an_empty_log(self, log: Log, saga: str) -> None:
+        assert log.saga_ids() == () and log.unfinished().saga_ids == () and log.unfinished().damage == ()
+        assert log.read(saga) == () and not log.is_live(saga) and not log.owned(saga)
+        assert log.verify().intact and log.verify().records == 0
+
+    # --- appending and flushing
+
+    def test_records_come_back_equal_and_in_order(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        written = [record(saga, n, "START" if n == 1 else "INTENT", x=n) for n in range(1, 30)]
+        tickets = [log.append(one) for one in written]
+        log.flush(tickets[-1])
+        assert tickets == sorted(set(tickets))
+        assert log.read(saga) == tuple(written) == another().read(saga)
+
+    def test_what_is_flushed_is_there_for_others_at_once(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        other = another()
+        log.claim(saga, fresh=True)
+        for n in range(1, 4):
+            log.flush(log.append(record(saga, n, "START" if n == 1 else "INTENT")))
+            assert [one.n for one in other.read(saga)] == list(range(1, n + 1))
+
+    def test_write_is_there_for_others_as_well(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        log.write(log.append(record(saga, 1, "START")))
+        assert [one.n for one in another().read(saga)] == [1]
+
+    def test_flushing_a_ticket_flushes_what_came_before(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        log.append(record(saga, 1, "START"))
+        log.append(record(saga, 2))
+        log.flush(log.append(record(saga, 3)))
+        assert [one.n for one in another().read(saga)] == [1, 2, 3]
+        log.flush(0)
+
+    def test_a_plain_number_is_a_ticket(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        log.flush(int(str(int(log.append(record(saga, 1, "START"))))))
+        assert len(another().read(saga)) == 1
+
+    def test_a_repeated_append_stores_once(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        first = log.append(record(saga, 1, "START", x=[1]))
+        assert log.append(record(saga, 1, "START", x=[1])) == first
+        log.flush(first)
+        assert log.append(record(saga, 1, "START", x=[1])) == first
+        log.flush(log.append(record(saga, 2)))
+        assert [one.n for one in another().read(saga)] == [1, 2]
+
+    @pytest.mark.parametrize("n", [1, 2, 4, 5])
+    def test_a_number_that_does_not_follow_is_refused_and_nowhere(self, log: Log, saga: str, n: int) -> None:
+        log.claim(saga, fresh=True)
+        log.append(record(saga, 1, "START"))
+        log.append(record(saga, 2, x="two"))
+        with pytest.raises(ValueError, match=r"."):
+            log.append(record(saga, n, x="other"))
+        log.flush(log.append(record(saga, 3)))
+        assert [one.n for one in log.read(saga)] == [1, 2, 3] and log.read(saga)[1].data == {"x": "two"}
+
+    @pytest.mark.parametrize(
+        "value", [object(), {1, 2}, float("nan"), float("inf"), b"bytes", (1, 2), {1: 2}, "\ud800"], ids=repr
+    )
+    def test_what_cannot_be_encoded_is_refused_and_nowhere(self, log: Log, saga: str, value: Any) -> None:
+        log.claim(saga, fresh=True)
+        with pytest.raises(ValueError, match=r"."):
+            log.append(record(saga, 1, "START", x=value))
+        log.flush(log.append(record(saga, 1, "START", x="fine")))
+        assert [one.data for one in log.read(saga)] == [{"x": "fine"}]
+
+    def test_the_record_is_a_copy(self, log: Log, saga: str) -> None:
+        log.claim(saga, fresh=True)
+        data: dict[str, Any] = {"x": [1]}
+        ticket = log.append(record(saga, 1, "START", **data))
+        data["x"].append(2)
+        log.flush(ticket)
+        assert log.read(saga)[0].data == {"x": [1]}
+
+    def test_hostile_values_come_back_equal(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        log.append(record(saga, 1, "START", **HOSTILE))
+        log.flush(log.append(record(saga, 2, x=HOSTILE)))
+        for reader in (log, another()):
+            assert [one.data for one in reader.read(saga)] == [HOSTILE, {"x": HOSTILE}]
+        assert repr(log.read(saga)[0].data["numbers"]) == repr(HOSTILE["numbers"])
+        assert another().verify().intact
+
+    @pytest.mark.parametrize("saga_id", IDS, ids=range(len(IDS)))
+    def test_any_saga_id(self, log: Log, another: Callable[[], Log], saga_id: str) -> None:
+        log.claim(saga_id)
+        log.flush(log.append(record(saga_id, 1, "START")))
+        other = another()
+        assert other.saga_ids() == (saga_id,) and other.read(saga_id)[0].saga == saga_id
+        assert other.is_live(saga_id) and not other.is_live("another")
+
+    def test_large_records(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga, fresh=True)
+        large: dict[str, Any] = {"text": "ü" * 1_500_000, "list": list(range(50_000))}
+        for n in range(1, 4):
+            log.append(record(saga, n, "START" if n == 1 else "DONE", **large))
+        log.flush(log.append(record(saga, 4)))
+        found = another().read(saga)
+        assert [one.n for one in found] == [1, 2, 3, 4] and found[2].data == large
+
+    def test_an_optional_record_of_a_newer_version_is_left_out(self, log: Log, saga: str) -> None:
+        log.claim(saga, fresh=True)
+        log.append(record(saga, 1, "START"))
+        later = Record(saga=saga, n=2, epoch=1, type="LATER", time=1.0, data={}, critical=False)
+        log.append(later)
+        log.flush(log.append(record(saga, 3)))
+        assert [one.n for one in log.read(saga)] == [1, 3]
+
+    # --- owning
+
+    def test_an_absent_saga_is_claimed_with_nothing(self, log: Log, saga: str) -> None:
+        assert log.claim(saga) == () and log.owned(saga) and log.is_live(saga)
+        assert log.saga_ids() == () and log.unfinished().saga_ids == ()
+
+    def test_nobody_but_the_owner_appends(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        with pytest.raises((Fenced, ValueError)):
+            log.append(record(saga, 1, "START"))
+        log.claim(saga)
+        log.flush(log.append(record(saga, 1, "START")))
+        with pytest.raises((Fenced, ValueError)):
+            another().append(record(saga, 2))
+        log.release(saga)
+        with pytest.raises((Fenced, ValueError)):
+            log.append(record(saga, 2))
+        assert [one.n for one in log.read(saga)] == [1]
+
+    def test_an_owned_saga_is_busy_for_everybody(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga)
+        other = another()
+        for one in (other, log):
+            with pytest.raises(SagaBusy):
+                one.claim(saga)
+        assert log.owned(saga) and not other.owned(saga) and other.is_live(saga)
+        log.flush(log.append(record(saga, 1, "START")))  # the refused claims have changed nothing
+        assert len(other.read(saga)) == 1
+
+    def test_a_claim_appends_a_claim_whose_number_is_the_epoch(
+        self, log: Log, another: Callable[[], Log], saga: str
+    ) -> None:
+        log.claim(saga)
+        log.append(record(saga, 1, "START"))
+        log.append(record(saga, 2))
+        log.release(saga)
+        other = another()
+        found = other.claim(saga)
+        assert [(one.n, one.type) for one in found] == [(1, "START"), (2, "INTENT"), (3, "CLAIM")]
+        assert found[-1].epoch == 3
+        other.flush(other.append(record(saga, 4, "DONE", epoch=3)))
+        other.release(saga)
+        assert [one.epoch for one in another().claim(saga)] == [1, 1, 3, 3, 5]
+
+    def test_a_release_flushes_and_is_harmless_twice(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga)
+        log.append(record(saga, 1, "START"))
+        log.release(saga)
+        log.release(saga)
+        log.release("never seen")
+        other = another()
+        assert not other.is_live(saga) and len(other.read(saga)) == 1 and len(other.claim(saga)) == 2
+
+    @pytest.mark.parametrize("final", ["COMMITTED", "ROLLED_BACK"])
+    def test_nothing_follows_a_final_record(self, log: Log, another: Callable[[], Log], saga: str, final: str) -> None:
+        log.claim(saga)
+        log.append(record(saga, 1, "START"))
+        log.flush(log.append(record(saga, 2, final)))
+        with pytest.raises(ValueError, match=r"."):
+            log.append(record(saga, 3))
+        log.release(saga)
+        other = another()
+        assert [one.type for one in other.claim(saga)] == ["START", final]  # owned, and no CLAIM
+        with pytest.raises(ValueError, match=r"."):
+            other.append(record(saga, 3))
+        assert other.unfinished().saga_ids == () and other.saga_ids() == (saga,)
+
+    def test_reading_needs_no_ownership(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga)
+        log.flush(log.append(record(saga, 1, "START")))
+        other = another()
+        assert len(other.read(saga)) == 1 and other.saga_ids() == (saga,) and other.verify().records == 1
+        assert other.unfinished().saga_ids == (saga,)
+        log.flush(log.append(record(saga, 2)))
+        assert len(other.read(saga)) == 2
+
+    def test_unfinished_and_saga_ids_are_oldest_first(self, log: Log, another: Callable[[], Log]) -> None:
+        ids = [f"{letter}-{uuid.uuid4().hex}" for letter in "dacb"]
+        for saga_id in ids:
+            log.claim(saga_id)
+            log.flush(log.append(record(saga_id, 1, "START")))
+        log.flush(log.append(record(ids[1], 2, "COMMITTED")))
+        log.append(record(ids[2], 2, "NEEDS_ATTENTION"))
+        log.release(ids[2])
+        other = another()
+        assert list(other.saga_ids()) == ids
+        assert list(other.unfinished().saga_ids) == [ids[0], ids[2], ids[3]]
+
+    def test_one_of_many_claimers_wins(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim(saga)
+        log.append(record(saga, 1, "START"))
+        log.release(saga)
+        logs = [another() for _ in range(3)]
+        start = threading.Barrier(12, timeout=BOUND)
+        won: list[tuple[Log, tuple[Record, ...]]] = []
+
+        def claim(one: Log) -> None:
+            start.wait()
+            try:
+                won.append((one, one.claim(saga)))
+            except SagaBusy:
+                return
+
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(claim, logs * 4, timeout=BOUND))
+        ((owner, found),) = won
+        assert [one.n for one in found] == [1, 2]
+        assert [one.owned(saga) for one in logs] == [one is owner for one in logs]
+
+    def test_ownership_goes_from_hand_to_hand_without_a_gap(
+        self, log: Log, another: Callable[[], Log], saga: str
+    ) -> None:
+        log.claim(saga)
+        log.append(record(saga, 1, "START"))
+        log.release(saga)
+        logs = [another() for _ in range(3)]
+
+        def work(one: Log) -> int:
+            done = 0
+            for _ in range(TRIES):
+                if done == 5:
+                    break
+                try:
+                    found = one.claim(saga)
+                except SagaBusy:
+                    continue
+                last = found[-1]
+                one.append(record(saga, last.n + 1, epoch=last.n, x=done))
+                one.release(saga)
+                done += 1
+            return done
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(work, logs, timeout=BOUND)) == [5, 5, 5]
+        found = another().read(saga)
+        assert [one.n for one in found] == list(range(1, 32))
+        assert [one.epoch for one in found[1:]] == [n - (n % 2) for n in range(2, 32)]
+
+    # --- several at once
+
+    def test_many_threads_lose_nothing(self, log: Log, another: Callable[[], Log]) -> None:
+        ids = [uuid.uuid4().hex for _ in range(16)]
+
+        def work(saga_id: str) -> None:
+            log.claim(saga_id, fresh=True)
+            for n in range(1, 21):
+                ticket = log.append(record(saga_id, n, "START" if n == 1 else "INTENT", x=n))
+                if n % 2:
+                    log.flush(ticket)
+            log.release(saga_id)
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(work, ids, timeout=BOUND))
+        other = another()
+        assert sorted(other.saga_ids()) == sorted(ids)
+        for saga_id in ids:
+            assert [one.data.get("x") for one in other.read(saga_id)] == list(range(1, 21))
+        assert other.verify().intact and other.verify().records == 320
+
+    def test_several_writers_share_a_storage(self, another: Callable[[], Log]) -> None:
+        logs = [another() for _ in range(3)]
+        ids = [uuid.uuid4().hex for _ in range(9)]
+
+        def work(at: int) -> None:
+            one = logs[at % 3]
+            one.claim(ids[at])
+            for n in range(1, 11):
+                one.flush(one.append(record(ids[at], n, "START" if n == 1 else "INTENT")))
+
+        with ThreadPoolExecutor(9) as pool:
+            list(pool.map(work, range(9), timeout=BOUND))
+        for one in (*logs, another()):
+            assert [len(one.read(saga_id)) for saga_id in ids] == [10] * 9
+            assert one.verify().intact and sorted(one.unfinished().saga_ids) == sorted(ids)
+
+    def test_two_event_loops_share_a_log(self, log: Log, another: Callable[[], Log]) -> None:
+        ids = [uuid.uuid4().hex for _ in range(2)]
+
+        async def work(saga_id: str) -> None:
+            log.claim(saga_id, fresh=True)
+            for n in range(1, 16):
+                await log.aflush(log.append(record(saga_id, n, "START" if n == 1 else "INTENT")))
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(asyncio.run, map(work, ids), timeout=BOUND))
+        assert [len(another().read(saga_id)) for saga_id in ids] == [15, 15]
+
+    def test_many_coroutines_share_a_loop(self, log: Log, another: Callable[[], Log]) -> None:
+        ids = [uuid.uuid4().hex for _ in range(50)]
+
+        async def work(saga_id: str) -> None:
+            log.claim(saga_id, fresh=True)
+            await log.aflush(log.append(record(saga_id, 1, "START")))
+
+        async def everybody() -> None:
+            async with asyncio.timeout(BOUND):
+                await asyncio.gather(*map(work, ids))
+
+        asyncio.run(everybody())
+        assert sorted(another().saga_ids()) == sorted(ids)
+
+    def test_cancelling_aflush_cancels_the_wait_and_not_the_flush(
+        self, log: Log, another: Callable[[], Log], saga: str
+    ) -> None:
+        async def waits() -> None:
+            log.claim(saga, fresh=True)
+            ticket = log.append(record(saga, 1, "START"))
+            cancelled = asyncio.create_task(log.aflush(ticket))
+            other = asyncio.create_task(log.aflush(log.append(record(saga, 2))))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            async with asyncio.timeout(BOUND):
+                await asyncio.wait({cancelled, other})
+                other.result()
+            await log.aflush(log.append(record(saga, 3)))
+
+        asyncio.run(waits())
+        assert [one.n for one in another().read(saga)] == [1, 2, 3]
+
+    # --- compaction
+
+    def test_compaction_touches_nothing_that_has_not_ended(self, log: Log, another: Callable[[], Log]) -> None:
+        ids = [f"{n}-{uuid.uuid4().hex}" for n in range(12)]
+        for at, saga_id in enumerate(ids):
+            log.claim(saga_id)
+            log.append(record(saga_id, 1, "START", x=HOSTILE))
+            log.flush(log.append(record(saga_id, 2, "COMMITTED" if at % 3 else "INTENT")))
+            if at % 2:
+                log.release(saga_id)
+        before = {saga_id: log.read(saga_id) for saga_id in ids}
+        other = another()
+        other.compact(keep_days=0.0, dry_run=True)
+        assert list(other.saga_ids()) == ids  # it only said what would be done
+        other.compact(keep_days=0.0)
+        open_ids = ids[::3]
+        for one in (other, log, another()):
+            assert one.verify().intact and list(one.unfinished().saga_ids) == open_ids
+            for saga_id in ids:
+                found = one.read(saga_id)
+                assert found == before[saga_id] or (saga_id not in open_ids and found == ())
+        log.flush(log.append(record(ids[0], 3)))  # still owned
+        assert [one.n for one in another().claim(ids[3])] == [1, 2, 3]
+
+    def test_compaction_keeps_what_ended_lately(self, log: Log, saga: str) -> None:
+        log.claim(saga)
+        now = log.clock.time()
+        log.append(Record(saga=saga, n=1, epoch=1, type="START", time=now, data={}))
+        log.flush(log.append(Record(saga=saga, n=2, epoch=1, type="COMMITTED", time=now, data={})))
+        log.release(saga)
+        log.compact(keep_days=1.0)
+        assert len(log.read(saga)) == 2
+        with pytest.raises(ValueError, match=r"."):
+            log.compact(keep_days=-1.0)
+
+    # --- the end
+
+    def test_closing_flushes_releases_and_takes_nothing_more(
+        self, log: Log, another: Callable[[], Log], saga: str
+    ) -> None:
+        log.claim(saga)
+        ticket = log.append(record(saga, 1, "START"))
+        log.close()
+        log.close()
+        for call in (
+            lambda: log.append(record(saga, 2)),
+            lambda: log.claim(uuid.uuid4().hex),
+            lambda: log.read(saga),
+            log.saga_ids,
+            log.unfinished,
+        ):
+            with pytest.raises(LogUnavailable):
+                call()
+        log.release(saga)
+        log.flush(ticket)  # that one is durable
+        other = another()
+        assert len(other.read(saga)) == 1 and not other.is_live(saga) and len(other.claim(saga)) == 2
+
+    def test_a_killed_process_leaves_what_it_flushed_and_no_owner(
+        self, log: Log, open_log_again: Callable[[], Log], saga: str
+    ) -> None:
+        if not self.survives_process:
+            pytest.skip("this store is in the memory of its process: nothing survives that, and it says so")
+
+        def die() -> None:
+            one = open_log_again()
+            one.claim(saga)
+            one.append(record(saga, 1, "START"))
+            one.flush(one.append(record(saga, 2, x=HOSTILE)))
+            one.append(record(saga, 3))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert _in_child(die) == -signal.SIGKILL
+        assert [one.n for one in log.read(saga)][:2] == [1, 2] and log.read(saga)[1].data == {"x": HOSTILE}
+        assert not log.is_live(saga) and log.unfinished().saga_ids == (saga,) and log.verify().intact
+        found = log.claim(saga)
+        assert found[-1].type == "CLAIM" and [one.n for one in found] == list(range(1, len(found) + 1))
+
+    def test_a_forked_child_has_no_part_in_its_parents_log(self, log: Log, saga: str) -> None:
+        if not self.survives_process:
+            pytest.skip("this store is in the memory of its process: a child has its own copy of it")
+        log.claim(saga)
+        log.flush(log.append(record(saga, 1, "START")))
+
+        def meddle() -> None:
+            for call in (lambda: log.append(record(saga, 2)), lambda: log.claim("other"), log.saga_ids):
+                try:
+                    call()
+                except (LogUnavailable, Fenced):
+                    continue
+                os._exit(1)
+            log.release(saga)
+            log.close()
+            os._exit(0)
+
+        assert _in_child(meddle) == 0
+        assert log.owned(saga) and log.is_live(saga)
+        log.flush(log.append(record(saga, 2)))
+        assert [one.n for one in log.read(saga)] == [1, 2]
+
+
+def _in_child(work: Callable[[], None]) -> int:
+    """Run `work` in a forked child; how it ended, negative for a signal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads: the wait is bounded
+        pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(70)
+    timer = threading.Timer(BOUND, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        timer.cancel()

@@ -1,0 +1,44 @@
+"""The pytest plugin: three fixtures, and nothing that happens unless one of them is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from agent_saga_core.log.memory import MemoryLog
+    from agent_saga_core.testing.clock import ManualClock
+
+__all__ = ["isolated_handlers", "saga_clock", "saga_log"]
+
+# Its failures then show what was compared, as those of a test file do. Nothing is imported by this.
+pytest.register_assert_rewrite("agent_saga_core.testing.conformance")
+
+
+@pytest.fixture
+def saga_clock() -> ManualClock:
+    """A `ManualClock` that passes time only when the test says `advance`."""
+    from agent_saga_core.testing.clock import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def saga_log(saga_clock: ManualClock) -> Iterator[MemoryLog]:
+    """A `MemoryLog` on `saga_clock`, closed after the test."""
+    from agent_saga_core.log.memory import MemoryLog
+
+    log = MemoryLog(saga_clock)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def isolated_handlers() -> Iterator[None]:
+    """No compensator and no probe is registered when the test begins; what it registers is forgotten afterwards."""
+    from agent_saga_core.registry import isolated_registry
+
+    with isolated_registry():
+        yield
