@@ -95,8 +95,8 @@ class View:
                 stream = self.streams.setdefault(number, self._stream(name, number))
             if number in self.finished:
                 continue
-            changed = self._advance(number, stream)
-            if stream.ended or not (changed or self._lives(stream)):
+            self._advance(number, stream)
+            if stream.ended or not self._lives(stream):
                 # Dead, and read again after that was known: nothing more will come.
                 self._advance(number, stream)
                 page = stream.page()
@@ -129,7 +129,7 @@ class View:
     def _lives(self, stream: Stream) -> bool:
         return is_locked(f"{self._directory}/{stream.writer}/lock", self._scheme)
 
-    def _advance(self, number: int, stream: Stream) -> bool:
+    def _advance(self, number: int, stream: Stream) -> None:
         all_notes = self.notes
         here, notes = 0, Notes()
 
@@ -140,12 +140,10 @@ class View:
                 here = segment
             notes.add(saga_id, n, kind, time, offset)
 
-        changed = stream.advance(note)
-        if changed:
+        if stream.advance(note):
             damage = stream.damage()
             if damage or number in self.damage:
                 self.damage[number] = damage
-        return changed
 
     def _complete(self, number: int, page: Page) -> None:
         """Nothing will be added to this segment: keep of its sagas what is not in its index."""

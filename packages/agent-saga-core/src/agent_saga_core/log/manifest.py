@@ -109,8 +109,9 @@ def parse_manifest(data: bytes | None, directory: str, log_id: str) -> Manifest:
         return EMPTY
     body = data[_DIGEST_END + 2 :]
     try:
-        intact = sha256(body).hexdigest().encode() == data[len(_START) : _DIGEST_END]
-        manifest = _decode(b"{" + body) if intact and data[_DIGEST_END : _DIGEST_END + 2] == b'",' else None
+        framed = data[: len(_START)] == _START and data[_DIGEST_END : _DIGEST_END + 2] == b'",'
+        intact = framed and sha256(body).hexdigest().encode() == data[len(_START) : _DIGEST_END]
+        manifest = _decode(b"{" + body) if intact else None
     except (msgspec.MsgspecError, RecursionError, ValueError):
         manifest = None
     if manifest is None or manifest.format > FORMAT_VERSION:

@@ -200,7 +200,8 @@ def _to_keep(index: Index, forgotten: frozenset[str], cutoff: float) -> int:
 def _not_worth(view: View, chosen: dict[File, Index], kept: dict[File, int]) -> list[File]:
     costly = [file for file, index in chosen.items() if kept[file] * CARRY_AT_MOST > index.records]
     small = [file for file in costly if file[0] in view.finished and chosen[file].page.size < SMALL]
-    return costly if len(small) < 2 else [file for file in costly if file not in small]
+    carried = [file for file in chosen if kept[file] and file not in costly]
+    return costly if len(small) + len(carried) < 2 else [file for file in costly if file not in small]
 
 
 # --- carrying out

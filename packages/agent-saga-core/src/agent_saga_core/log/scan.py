@@ -256,7 +256,8 @@ class Stream:
                 name for name in names if re.fullmatch(r"[0-9]{8}\.jsonl", name) and not self._is_passed(int(name[:8]))
             ]
             gone = bool(later) and here not in later and self._state.tail.segment - 1 not in passed
-            if gone or any(name > here for name in later):
+            # A live writer may have begun its next segment since we looked for it.
+            if (gone or any(name > here for name in later)) and not self._follows():
                 self._stop(f"a segment at or behind {here} is missing")
             self._listed = here in later
 
