@@ -412,6 +412,13 @@ def test_a_lie_is_named_where_sigkill_is_real(tmp_path):
     assert proof.probes[1].culprits == ("touch: its compensation returned and changed nothing.",)
 
 
+def test_a_lie_about_what_landed_late_is_named(shop):
+    """The compensation waited for it, ran after it, and did nothing."""
+    lie = undo(shop.by_name["lie"], if_absent="noop", key="step.forward_key")
+    proof = shop.prove(scenario_of(shop.tool("bad", compensate=lie)), ways=("timeout-late",))
+    assert proof.probes[0].culprits == ("bad: its compensation returned and changed nothing.",)
+
+
 def test_half_an_undo_is_named(shop):
     proof = shop.prove(scenario_of(shop.tool("book"), shop.tool("half", "half")), ways=("aborted",))
     (probe,) = [probe for probe in proof.probes if not probe.good]

@@ -25,8 +25,10 @@ def blame(plan: Plan, seen: list[Seen], state: SagaState | None) -> tuple[str, .
             )
         if step.semantics == "READ_ONLY" and number in effects:
             told.append(f"{step.tool}: is declared READ_ONLY, and changed the world.")
-    idle = [look for look in undone if look.changed is False and not _undone_before(undone, look)]
-    told += [f"{look.tool}: its compensation returned and changed nothing." for look in idle if look.number in effects]
+    for look in undone:
+        acted = any(other.kind == "forward" and other.changed for other in _before(seen, look))
+        if acted and look.changed is False and not any(other.changed for other in _before(undone, look)):
+            told.append(f"{look.tool}: its compensation returned and changed nothing.")
     if not told and plan.way == "timeout-late" and plan.step is not None:
         told.append(
             f"{plan.step.tool}: its effect landed after its compensation, which did not forbid it. "
@@ -45,6 +47,7 @@ def blame(plan: Plan, seen: list[Seen], state: SagaState | None) -> tuple[str, .
     return tuple(dict.fromkeys(told))
 
 
-def _undone_before(undone: list[Seen], look: Seen) -> bool:
-    """Whether an earlier compensation of the same step did change the world: this one had nothing left to do."""
-    return any(other.number == look.number and other.changed for other in undone[: undone.index(look)])
+def _before(looks: list[Seen], look: Seen) -> list[Seen]:
+    """What was seen of the same step before this."""
+    at = next(i for i, other in enumerate(looks) if other is look)
+    return [other for other in looks[:at] if other.number == look.number]

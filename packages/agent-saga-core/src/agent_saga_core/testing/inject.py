@@ -245,7 +245,7 @@ class Injector:
         self._sagas: dict[str, int] = {}
         self._calls: dict[Label, _Tracked] = {}
         self._counts: dict[tuple[int, str], int] = {}
-        self._late: list[tuple[contextvars.Context, Callable[[], Any]]] = []
+        self._late: list[tuple[_Tracked, contextvars.Context, Callable[[], Any]]] = []
         self._before: dict[int, Any] = {}
         self._struck: _Tracked | None = None
         self.clock.land = self.land
@@ -345,7 +345,7 @@ class Injector:
             yield "cancel", call
             return value
         if way == "timeout-late":
-            self._late.append((contextvars.copy_context(), inner))
+            self._late.append((call, contextvars.copy_context(), inner))
         if way in ("before", "after"):
             raise InjectedFailure(f"{call.label.tool!r} was made to fail: {WAYS[way]}")
         raise TimeoutError(f"{call.label.tool!r} was made to fail: {WAYS[way]}")
@@ -387,11 +387,12 @@ class Injector:
         with self._lock:
             late, self._late = self._late, []
         awaitables: list[Any] = []
-        for context, inner in late:
+        for call, context, inner in late:
             try:
                 value = context.run(inner)
             except Exception:  # the other side refused what came late
                 continue
+            self.seen.append(Seen("forward", call.label.tool, call.number, True, False, None))
             if inspect.isawaitable(value):
                 awaitables.append(value)
         return awaitables
