@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from agent_saga_core.cli.compacting import compact_verb
 from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
 from agent_saga_core.cli.reading import list_verb, show_verb, verify_verb
@@ -95,6 +96,7 @@ app.command("show")(show_verb)
 app.command("verify")(verify_verb)
 app.command("recover")(recover_verb)
 app.command("resolve")(resolve_verb)
+app.command("compact")(compact_verb)
 
 
 @app.command("demo")
