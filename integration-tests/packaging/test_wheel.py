@@ -51,7 +51,8 @@ def test_the_wheel_holds_the_package_its_types_and_its_license(wheel: Path) -> N
     assert modules <= names
     assert "agent_saga_core/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"agent_saga_core"}
+    tops = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert tops == {"agent_saga_core", "agent_saga_core_pytest.py"}
     assert (CORE / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 

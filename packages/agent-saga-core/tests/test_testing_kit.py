@@ -35,7 +35,7 @@ def test_a_name_that_is_none_is_an_attribute_error():
     [
         ("from agent_saga_core.testing import ManualClock", {"pytest", "agent_saga_core.testing.prove"}),
         ("from agent_saga_core.testing import prove_rollback", {"pytest", "hypothesis"}),
-        ("import agent_saga_core.testing.plugin", {"agent_saga_core.testing.clock", "agent_saga_core.testing.prove"}),
+        ("import agent_saga_core_pytest", {"agent_saga_core"}),
     ],
 )
 def test_nothing_is_imported_that_was_not_asked_for(statement, absent):
@@ -49,7 +49,7 @@ def test_nothing_is_imported_that_was_not_asked_for(statement, absent):
 
 def test_the_plugin_is_announced_under_our_own_name():
     (entry,) = [entry for entry in entry_points(group="pytest11") if entry.name == "agent_saga_core"]
-    assert entry.value == "agent_saga_core.testing.plugin"
+    assert entry.value == "agent_saga_core_pytest"
 
 
 def test_the_fixtures(saga_log, saga_clock):

@@ -1,4 +1,8 @@
-"""The pytest plugin: three fixtures, and nothing that happens unless one of them is asked for."""
+"""The pytest plugin: three fixtures, and nothing that happens unless one of them is asked for.
+
+A module of its own beside the package, because pytest imports it in every run of everyone who has agent-saga installed,
+and importing anything inside the package imports the package.
+"""
 
 from __future__ import annotations
 
