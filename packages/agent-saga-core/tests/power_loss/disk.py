@@ -183,9 +183,7 @@ class _Choices:
         self._names = [number for number, entries in directories.items() if entries.later]
         self._sizes = [(number, sizes) for number, one in files.items() if len(sizes := one.sizes()) > 1]
         self._sectors = [
-            (number, start, versions)
-            for number, one in files.items()
-            for start, versions in one.sectors().items()
+            (number, start, versions) for number, one in files.items() for start, versions in one.sectors().items()
         ]
         self._ways = [
             *(order.choices(len(directories[number].later)) for number in self._names),

@@ -68,6 +68,19 @@ class Told(NamedTuple):
     durable: tuple[tuple[str, int], ...]
     made: bool = False
     """Whether it also said that the log exists."""
+    may_forget: tuple[str, ...] = ()
+    """Sagas that a compaction was allowed to forget just now, each as a whole."""
+
+
+class Promises(NamedTuple):
+    """What was told so far."""
+
+    durable: dict[str, int]
+    """Up to which number each saga is there."""
+    made: bool
+    """Whether the log exists."""
+    may_be_gone: frozenset[str]
+    """Sagas that may be gone as a whole."""
 
 
 Op = Write | Cut | SyncFile | Names | SyncNames | Told
@@ -95,6 +108,7 @@ class Recording:
         self.promised: dict[str, int] = {}  # up to which number each saga was durable before this began
         self.before_sync: Callable[[], None] | None = None
         self.kill_at: int | None = None  # with so many notes, no call is made any more
+        self.killed_at: int | None = None  # with so many, one was tried
         self._noting = threading.RLock()
         self._objects: dict[tuple[int, int], int] = {}
         self._count = 0
@@ -103,6 +117,7 @@ class Recording:
 
     def _must_live(self) -> None:
         if self.kill_at is not None and len(self.ops) >= self.kill_at:
+            self.killed_at = len(self.ops)
             raise Killed
 
     @property
@@ -114,10 +129,21 @@ class Recording:
         """The segments that are there now, by writer and number."""
         return sorted((self.root / self.log).glob("w-*/*.jsonl"))
 
-    def tell(self, *durable: tuple[str, int], made: bool = False) -> None:
+    def tell(self, *durable: tuple[str, int], made: bool = False, may_forget: tuple[str, ...] = ()) -> None:
         """Note what a caller was told just now."""
         with self._noting:
-            self.ops.append(Told(durable, made))
+            self.ops.append(Told(durable, made, may_forget))
+
+    def told(self, at: int) -> Promises:
+        """What was told within the first so many operations."""
+        durable, made, may_be_gone = dict(self.promised), False, set[str]()
+        for op in self.ops[:at]:
+            if isinstance(op, Told):
+                made = made or op.made
+                may_be_gone.update(op.may_forget)
+                for saga, n in op.durable:
+                    durable[saga] = max(n, durable.get(saga, 0))
+        return Promises(durable, made, frozenset(may_be_gone))
 
     def check(self, whole: Tree) -> None:
         """Make sure that the directory holds exactly what the notes come to: no call went around them."""
@@ -334,9 +360,18 @@ class Process:
         self._appended.append((int(ticket), saga, n))
         return ticket
 
+    def compact(self) -> int:
+        """Let every saga go that is over; return how many segments were retired."""
+        over = {record.saga for of in self._recording.records.values() for record in of if record.type in FINAL}
+        self._recording.tell(may_forget=tuple(sorted(over)))
+        retired = self.log.compact(keep_days=0).retired
+        _indexes_written()
+        return retired
+
     def flush(self, ticket: int) -> None:
         """Flush up to a ticket."""
         self.log.flush(ticket)
+        _indexes_written()
         durable = [(saga, n) for number, saga, n in self._appended.copy() if number <= int(ticket)]
         self._recording.tell(*durable)
 
@@ -373,13 +408,9 @@ class Process:
         self._recording.records.setdefault((record.saga, record.n), []).append(record)
 
 
-def told(recording: Recording, at: int) -> tuple[dict[str, int], bool]:
-    """Up to which number each saga was said to be durable by then, and whether the log was said to exist."""
-    durable = dict(recording.promised)
-    made = False
-    for op in recording.ops[:at]:
-        if isinstance(op, Told):
-            made = made or op.made
-            for saga, n in op.durable:
-                durable[saga] = max(n, durable.get(saga, 0))
-    return durable, made
+def _indexes_written() -> None:
+    """Wait for what the log does in the background, so that a recording is the same every time."""
+    for thread in threading.enumerate():
+        if thread.name == "agent-saga index":
+            thread.join(WAIT)
+            assert not thread.is_alive()

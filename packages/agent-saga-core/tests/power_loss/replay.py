@@ -15,7 +15,7 @@ from agent_saga_core.log import FileLog
 from agent_saga_core.records import FINAL, Record
 
 from .disk import Disk, Order, in_order
-from .recording import ROOT, Recording, StillClock, Told, Tree, told
+from .recording import ROOT, Promises, Recording, StillClock, Tree
 
 
 class Lost(AssertionError):
@@ -44,7 +44,14 @@ class Count:
 
 
 def replay(
-    recording: Recording, into: Path, *, at_most: int, order: Order = in_order, seed: str = "", since: int = 0
+    recording: Recording,
+    into: Path,
+    *,
+    at_most: int,
+    order: Order = in_order,
+    seed: str = "",
+    since: int = 0,
+    count: Count | None = None,
 ) -> Count:
     """Let the power fail after every operation of a recording, and open what is left.
 
@@ -55,33 +62,33 @@ def replay(
         order: How names survive.
         seed: Chooses among more outcomes than that.
         since: After how many operations the power may fail for the first time.
+        count: Of recordings before this one: what they left is not opened again.
 
     Raises:
         Lost: The first outcome that breaks a promise.
     """
-    count = Count()
+    count = count or Count()
     disk = Disk(recording.start, order)
     for at, op in enumerate([None, *recording.ops]):
         if op is not None:
             disk.apply(op)
         if at < since:
             continue
-        if isinstance(op, Told) and not (op.durable or op.made):
-            continue
-        durable, made = told(recording, at)
+        promises = recording.told(at)
         trees, all_of_them = disk.survivors(at_most, f"{seed}{at}")
         count.crashes += 1
         count.exhausted += all_of_them
         for tree in trees:
             count.outcomes += 1
-            key = hash((_frozen(tree, ROOT), tuple(sorted(durable.items())), made))
+            durable = tuple(sorted(promises.durable.items()))
+            key = hash((_frozen(tree, ROOT), durable, promises.made, promises.may_be_gone))
             if key in count.seen:
                 continue
             count.seen.add(key)
             count.opened += 1
             lay_out(tree, into)
             try:
-                look(recording, into, durable, made=made)
+                look(recording, into, promises)
             except (SagaError, AssertionError) as error:
                 raise Lost(f"power loss after operation {at} ({_named(op)}): {error}") from error
     return count
@@ -134,13 +141,13 @@ def lay_out(tree: Tree, into: Path) -> None:
     lay(ROOT, str(into))
 
 
-def look(recording: Recording, root: Path, durable: dict[str, int], *, made: bool) -> None:
+def look(recording: Recording, root: Path, promises: Promises) -> None:
     """Open what survived, and go on from there: everything told is there, nothing is damaged, nothing is missing."""
     directory = root / recording.log
     logs: list[FileLog] = []
 
     def opened() -> FileLog:
-        logs.append(FileLog(directory, create=not made, clock=StillClock()))
+        logs.append(FileLog(directory, create=not promises.made, clock=StillClock()))
         return logs[-1]
 
     try:
@@ -152,7 +159,9 @@ def look(recording: Recording, root: Path, durable: dict[str, int], *, made: boo
             known = [record for record in records if record in recording.records[saga, record.n]]
             assert known == list(records), f"{saga!r} holds what was never appended"
             assert [record.n for record in records] == list(range(1, len(records) + 1)), saga
-            assert len(records) >= durable.get(saga, 0), f"{saga!r}: {durable[saga]} were durable, {len(records)} are"
+            durable = promises.durable.get(saga, 0)
+            if records or saga not in promises.may_be_gone:
+                assert len(records) >= durable, f"{saga!r}: {durable} were durable, {len(records)} are"
         after = {saga: _go_on(log, saga, records) for saga, records in histories.items()}
         _intact(opened())
         for saga, records in after.items():
@@ -161,6 +170,42 @@ def look(recording: Recording, root: Path, durable: dict[str, int], *, made: boo
         for log in logs:
             with suppress(SagaError):
                 log.close()
+
+
+def flipped(recording: Recording, tree: Tree, root: Path, chance: random.Random) -> bool:
+    """Flip one bit of a whole line of what survived: it is found, torn end or not. False if there is no such line.
+
+    Raises:
+        Lost: It is not found.
+    """
+    lay_out(tree, root)
+    lines = [(path, raw, end) for path in Recording(root, recording.log).segments() for path, raw, end in _whole(path)]
+    if not lines:
+        return False
+    path, raw, end = chance.choice(lines)
+    # The newline just before a lost block is left out: with its bit flipped, it and the block look like one lost line.
+    at = chance.randrange(end - 1)
+    bad = bytearray(raw)
+    bad[at] ^= 1 << chance.randrange(8)
+    path.write_bytes(bad)
+    log = FileLog(root / recording.log, create=False, clock=StillClock())
+    try:
+        intact = log.verify().intact
+    finally:
+        log.close()
+    path.write_bytes(raw)
+    if intact:
+        raise Lost(f"bit flipped at byte {at} of {path.name}, and nobody noticed")
+    return True
+
+
+def _whole(path: Path) -> Iterator[tuple[Path, bytes, int]]:
+    """The file and the end of its last whole line before anything torn, if there is one."""
+    raw = path.read_bytes()
+    hole = raw.find(b"\0")
+    end = raw.rfind(b"\n", 0, hole if hole >= 0 else len(raw)) + 1
+    if end > 1:
+        yield path, raw, end
 
 
 def _go_on(log: FileLog, saga: str, records: tuple[Record, ...]) -> tuple[Record, ...]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from agent_saga_core import records
 from agent_saga_core.log import FileLog, segments
+from agent_saga_core.records import FINAL
 
 from .disk import Disk
-from .recording import WAIT, Killed, Process, Recording
+from .recording import WAIT, Killed, Process, Recording, StillClock, Tree
+from .replay import lay_out
 
 Workload = Callable[[Recording], None]
 
@@ -257,6 +262,70 @@ def killed_at(at: int) -> Workload:
     return workload
 
 
+def compacted(recording: Recording) -> None:
+    """Two dead writers with finished and unfinished sagas, some of it unsynced; a third process compacts, and goes on.
+
+    Then the carry-over stream is compacted in turn.
+    """
+    _two_dead_writers(recording)
+    third = Process(recording)
+    assert third.compact() == 4
+    third.go_on("b")
+    third.record("b", "ROLLED_BACK")
+    third.release("b")
+    third.go_on("d")
+    third.close()
+    fourth = Process(recording)
+    assert fourth.compact() == 2
+    fourth.go_on("d")
+    fourth.close()
+
+
+def killed_while_compacting(at: int) -> Workload:
+    """A compaction is killed before the operation of that place, counted from its first; another process takes over."""
+
+    def workload(recording: Recording) -> None:
+        _two_dead_writers(recording)
+        recording.kill_at = len(recording.ops) + at
+        third: Process | None = None
+        try:
+            third = Process(recording)
+            third.compact()
+            third.close()
+        except Killed:
+            pass
+        recording.kill_at = None
+        if third is not None:
+            third.die()
+        fourth = Process(recording)
+        fourth.go_on("b")
+        fourth.compact()
+        fourth.go_on("d")
+        fourth.die()
+
+    return workload
+
+
+def _two_dead_writers(recording: Recording) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "SEGMENT_BYTES", 1500)
+        first = Process(recording)
+        for saga in ("a", "b", "c"):
+            first.claim(saga)
+        first.record("a", "START", size=200)
+        first.write("b", "START", size=200)
+        first.record("a", "COMMITTED", size=200)
+        first.write("c", "START", size=400)
+        first.write("b", size=200)
+        first.die()
+        second = Process(recording)
+        second.claim("c")
+        second.claim("d")
+        second.record("d", "START")
+        second.write("c", "ROLLED_BACK")
+        second.die()
+
+
 def killed_while_making(at: int) -> Workload:
     """A process is killed before its operation of that place, while it makes a log; a second one makes it, or opens it.
 
@@ -278,6 +347,23 @@ def killed_while_making(at: int) -> Workload:
         second.die()
 
     return workload
+
+
+def recovered(recording: Recording) -> None:
+    """What follows a loss of power: one process goes on with every saga and dies, a second one ends them."""
+    for end in (False, True):
+        process = Process(recording)
+        for saga in recording.sagas:
+            records = process.claim(saga)
+            if records and records[-1].type in FINAL:
+                continue
+            process.write(saga, "INTENT" if records else "START", size=200)
+            if end:
+                process.record(saga, "ROLLED_BACK")
+        if end:
+            process.close()
+        else:
+            process.die()
 
 
 def boundary_between_lines(shift: int, *, one_batch: bool) -> Workload:
@@ -328,6 +414,50 @@ def boundary_behind_head(shift: int) -> Workload:
     return workload
 
 
+@contextmanager
+def _repeatable() -> Generator[None]:
+    """Names, ids and salts are the same in every recording, and with them what equal recordings leave."""
+    chance = random.Random(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "urandom", chance.randbytes)
+        records._salts.clear()  # pyright: ignore[reportPrivateUsage]
+        yield
+    records._salts.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def recorded_after(first: Recording, at: int, tree: Tree, place: Path) -> Recording:
+    """Record how the sagas go on after a loss of power, on the disk that it left.
+
+    Args:
+        first: What led to it.
+        at: After how many of its operations the power failed.
+        tree: What was left.
+        place: Where to record.
+    """
+    root = place / "again"
+    lay_out(tree, root)
+    promises = first.told(at)
+    second = Recording(root, first.log)
+    log = FileLog(root / first.log, clock=StillClock())
+    for saga in first.sagas:
+        # What is there now is durable: there is no page cache any more.
+        records = log.read(saga)
+        second.promised[saga] = len(records)
+        assert len(records) >= promises.durable.get(saga, 0) or saga in promises.may_be_gone
+        for record in records:
+            second.records[saga, record.n] = [record]
+        if not records:
+            second.records[saga, 1] = []
+    log.close()
+    with _repeatable(), second.running():
+        recovered(second)
+    disk = Disk(second.start)
+    for op in second.ops:
+        disk.apply(op)
+    second.check(disk.whole())
+    return second
+
+
 def recorded(
     workload: Workload,
     place: Path,
@@ -340,11 +470,12 @@ def recorded(
     if root.exists():
         shutil.rmtree(root)
     root.mkdir()
-    if not from_nothing and workload not in FROM_NOTHING:
-        FileLog(root / "log").close()
-    recording = Recording(root)
-    with recording.running(), broken():
-        workload(recording)
+    with _repeatable():
+        if not from_nothing and workload not in FROM_NOTHING:
+            FileLog(root / "log").close()
+        recording = Recording(root)
+        with recording.running(), broken():
+            workload(recording)
     disk = Disk(recording.start)
     for op in recording.ops:
         disk.apply(op)
@@ -369,4 +500,5 @@ WORKLOADS: tuple[Workload, ...] = (
     handed_over_between_segments,
     released,
     made_by_two,
+    compacted,
 )
