@@ -206,10 +206,10 @@ class FileLog(GroupCommitLog[SegmentBatch]):
             self._sealed = writer.full
             threading.Thread(target=self._seal, name="agent-saga index", daemon=True).start()
 
-    def _seal(self) -> None:
+    def _seal(self, *, look: bool = True) -> None:
         """Write the indexes that are missing. They are a cache: where that fails, whoever reads next does it."""
         with suppress(OSError, SagaError):
-            self._history.seal()
+            self._history.seal(look=look)
 
     def shut(self, *, clean: bool) -> None:
         """See `GroupCommitLog.shut`."""
@@ -217,8 +217,7 @@ class FileLog(GroupCommitLog[SegmentBatch]):
         try:
             if writer is not None and clean:
                 writer.end()
-                if writer.tail.offset >= INDEX_FROM:
-                    self._seal()
+                self._seal(look=writer.tail.offset >= INDEX_FROM)
         finally:
             self.abandon()
 

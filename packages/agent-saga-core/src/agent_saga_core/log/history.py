@@ -578,10 +578,16 @@ class History:
         """The sagas without a final record, oldest first, and all damage met."""
         return self.ask(lambda view: view.unfinished())
 
-    def seal(self) -> None:
-        """Write the indexes that are missing. They are a cache: where that fails, nothing is lost."""
+    def seal(self, *, look: bool = True) -> None:
+        """Write the indexes that are missing. They are a cache: where that fails, nothing is lost.
+
+        Args:
+            look: Whether to read what is new; otherwise it is about what was read.
+        """
         with self._reading:
-            view = self.refresh()
+            view = self.refresh() if look else self._view
+            if view is None:
+                return
             for file in view.unstored():
                 try:
                     view.store(file)

@@ -38,15 +38,16 @@ _SYNCED = re.compile(rb'"synced":(' + NUMBER + rb")[,}]")
 _match_record = RECORD_LINE.fullmatch
 
 
-_SALT: Final = b',"salt":"'
 _LINE_START: Final = b'{"hash":"'
 
-# The header of `RECORD_LINE`, for the lines that are read by the million.
-_match_header = re.compile(
-    rb'"saga":("[^"\\\x00-\x1f]*"|' + STRING + rb'),"n":(' + NUMBER + rb")"
-    rb'(?:,"epoch":' + NUMBER + rb')?,"type":"([A-Z_]{1,64})"(?:,"critical":false)?'
+# What `RECORD_LINE` matches, but for escapes in names, `critical` and erased records: for lines that are read by the
+# million. What this does not match is looked at again.
+_match_plain = re.compile(
+    rb'\{"hash":"(.{64})",("saga":("[^"\\\x00-\x1f]*"),"n":(' + NUMBER + rb")"
+    rb'(?:,"epoch":' + NUMBER + rb')?,"type":"([A-Z_]{1,64})"'
     rb',"time":([0-9]{1,11}(?:\.[0-9]{1,32})?(?:e-[0-9]{1,3})?)'
-    rb'(?:,"synced":(' + NUMBER + rb'))?(?:,"prev":\[(' + STRING + rb"),(" + NUMBER + rb')\])?,"digest":"(.{64})"',
+    rb'(?:,"synced":(' + NUMBER + rb'))?(?:,"prev":\[("[^"\\\x00-\x1f]*"),(' + NUMBER + rb")\])?"
+    rb',"digest":"(.{64})"),"salt":"([A-Za-z0-9_-]{22})","data":(\{.*\})\}',
     re.DOTALL,
 ).fullmatch
 
@@ -63,15 +64,6 @@ def saga_name(name: bytes) -> str | None:
         return saga_id if msgspec.json.encode(saga_id) == name else None
     except (msgspec.MsgspecError, ValueError):
         return None
-
-
-def _framed(line: bytes, salted: int) -> bool:
-    return (
-        line[:9] == _LINE_START
-        and line[73:75] == b'",'
-        and line[salted + 31 : salted + 41] == b'","data":{'
-        and line[-1:] == b"}"
-    )
 
 
 class _Region:
@@ -351,20 +343,18 @@ class Stream:
         """Read whole lines. What is simply the next record is dealt with here, quickly; `_odd` does the rest."""
         state = copy(self._state)
         segment, offset, base, chain, name, n = state.tail
+        plain = state.region is None and not state.ended
         for line in lines:
-            salted = line.find(_SALT)
-            match = _match_header(line, 75, salted) if salted > 0 and offset else None
-            if match is not None and state.region is None and not state.ended:
-                saga, number, kind, time, synced, of, of_n, digest = match.groups()
+            match = _match_plain(line) if plain and offset else None
+            if match is not None:
+                own, header, saga, number, kind, time, synced, of, of_n, digest, salt, body = match.groups()
                 number = int(number)
-                own = line[9:73]
                 if (
-                    (saga_id := saga_name(saga)) is not None
-                    and ((of == name and int(of_n) == n) if of else not name or (saga == name and number == n + 1))
+                    ((of == name and int(of_n) == n) if of else not name or (saga == name and number == n + 1))
                     and (synced is None or int(synced) <= base + offset)
-                    and _framed(line, salted)
-                    and sha256(chain + line[75:salted]).hexdigest().encode() == own
-                    and sha256(line[salted + 9 : salted + 31] + line[salted + 40 : -1]).hexdigest().encode() == digest
+                    and sha256(chain + header).hexdigest().encode() == own
+                    and sha256(salt + body).hexdigest().encode() == digest
+                    and (saga_id := saga_name(saga)) is not None
                 ):
                     if synced is not None:
                         state.synced = max(state.synced, int(synced))
@@ -375,6 +365,7 @@ class Stream:
             state.tail = Tail(segment, offset, base, chain, name, n)
             self._odd(state, line, sink, descriptor)
             segment, offset, base, chain, name, n = state.tail
+            plain = state.region is None and not state.ended
             if state.stuck:
                 break
         state.tail = Tail(segment, offset, base, chain, name, n)

@@ -22,8 +22,8 @@ class _Runs:
 
     __slots__ = ("final_n", "runs")
 
-    def __init__(self) -> None:
-        self.runs: list[list[int]] = []  # [first, last], in order, never touching
+    def __init__(self, *runs: list[int]) -> None:
+        self.runs = list(runs)  # [first, last], in order, never touching
         self.final_n = 0
 
     def add(self, n: int) -> bool:
@@ -52,12 +52,30 @@ class _Walk:
         self.twice: set[str] = set()
         self.open: dict[str, _Runs] = {}
         self._whole: set[int] = set()
+        self._growing: dict[str, int] = {}  # sagas that were met from 1 up to this number, and are not over
         self._progress = progress
 
     def note(self, saga_id: str, n: int, kind: bytes, time: bytes, segment: int, offset: int) -> None:
-        self.records += 1
-        if self._progress is not None and self.records % PROGRESS_EVERY == 0:
-            self._progress(self.records)
+        self.records = records = self.records + 1
+        if records % PROGRESS_EVERY == 0 and self._progress is not None:
+            self._progress(records)
+        growing = self._growing
+        if growing.get(saga_id, 0) == n - 1 and (n > 1 or self._is_new(saga_id)):  # nearly always
+            if kind not in _FINAL:
+                growing[saga_id] = n
+            else:
+                growing.pop(saga_id, None)
+                self._whole.add(hash(saga_id))
+        else:
+            self._note(saga_id, n, kind)
+
+    def _is_new(self, saga_id: str) -> bool:
+        return saga_id not in self.open and hash(saga_id) not in self._whole
+
+    def _note(self, saga_id: str, n: int, kind: bytes) -> None:
+        known = self._growing.pop(saga_id, 0)
+        if known:
+            self.open[saga_id] = _Runs([1, known])
         runs = self.open.get(saga_id)
         if runs is None:
             # Of 64 bits: two sagas of one log meet in one hash about as often as a disk lies.
