@@ -305,6 +305,12 @@ def _start_worker(effect: Call, run: Run, handover: _Handover) -> Outcome | None
     return None
 
 
+def _goes_on(effect: Call, run: Run) -> None:
+    running = run.running.get(effect.token) if effect.token is not None else None
+    if running is not None:
+        running.given_up = True
+
+
 def _timed_out(effect: Call) -> TimeoutError:
     tool = effect.current.tool if effect.current is not None else "the call"
     return TimeoutError(f"{tool!r} did not end within {effect.timeout} s")
@@ -321,6 +327,7 @@ def _call_in_thread(effect: Call, run: Run) -> Outcome:
     except BaseException as interrupted:  # a signal: the call goes on in its thread
         error = interrupted
     if handover.give_up():
+        _goes_on(effect, run)
         return Outcome(error=error, still_running=True)
     assert handover.outcome is not None
     return handover.outcome
@@ -510,6 +517,7 @@ async def _acall_in_thread(effect: Call, run: Run) -> Outcome:
         if timer is not None:
             timer.cancel()
     if handover.give_up():
+        _goes_on(effect, run)
         return Outcome(error=error, still_running=True)
     assert handover.outcome is not None
     return handover.outcome

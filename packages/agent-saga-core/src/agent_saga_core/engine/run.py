@@ -104,13 +104,14 @@ class StepCall:
 class Running:
     """A forward call that this process has started, or is about to."""
 
-    __slots__ = ("attempt", "call", "cancel", "started", "step")
+    __slots__ = ("attempt", "call", "cancel", "given_up", "started", "step")
 
     def __init__(self, call: StepCall, step: int, attempt: int) -> None:
         self.call = call
         self.step = step
         self.attempt = attempt
         self.started = False
+        self.given_up = False  # its caller waits no more, it goes on in a thread, and `Call.late` will hear its end
         self.cancel: Callable[[], object] | None = None  # set while an async call can be asked to stop
 
 

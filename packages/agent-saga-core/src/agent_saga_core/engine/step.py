@@ -599,15 +599,19 @@ def abandon(run: Run, token: object) -> Flow[None]:
         yield from after_scope(run, token)
     finally:
         with run.lock:
-            run.running.pop(token, None)
+            running = run.running.get(token)
+            if running is not None and not running.given_up:
+                del run.running[token]
         run.leave(token)
 
 
 def _abandon(run: Run, token: object) -> Transition:
-    running = run.running.pop(token, None)
+    running = run.running.get(token)
     if running is None:
         return [], None
     run.flows[token] = running.call.scope
+    if not running.given_up:  # else it still runs in its thread, and the saga stays owned until it ends
+        del run.running[token]
     known = run.fold.steps[running.step - 1 : running.step]
     if not known or len(known[0].attempts) < running.attempt:
         return [], None  # interrupted before its INTENT was so much as appended
