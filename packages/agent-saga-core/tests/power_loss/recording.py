@@ -70,6 +70,8 @@ class Told(NamedTuple):
     """Whether it also said that the log exists."""
     may_forget: tuple[str, ...] = ()
     """Sagas that a compaction was allowed to forget just now, each as a whole."""
+    absent: tuple[tuple[str, int], ...] = ()
+    """Sagas that a claim found without any record, and how often that was so up to now."""
 
 
 class Promises(NamedTuple):
@@ -81,6 +83,8 @@ class Promises(NamedTuple):
     """Whether the log exists."""
     may_be_gone: frozenset[str]
     """Sagas that may be gone as a whole."""
+    absent: dict[str, int]
+    """How often each saga was found absent: of what was appended before, nothing may come back."""
 
 
 Op = Write | Cut | SyncFile | Names | SyncNames | Told
@@ -104,7 +108,8 @@ class Recording:
         self.root = root
         self.log = log  # where the log is, below the root
         self.ops: list[Op] = []
-        self.records: dict[tuple[str, int], list[Record]] = {}
+        self.records: dict[tuple[str, int], list[tuple[int, Record]]] = {}  # each with the life of its saga
+        self.lives: dict[str, int] = {}  # how often a saga was found absent
         self.promised: dict[str, int] = {}  # up to which number each saga was durable before this began
         self.before_sync: Callable[[], None] | None = None
         self.kill_at: int | None = None  # with so many notes, no call is made any more
@@ -129,21 +134,31 @@ class Recording:
         """The segments that are there now, by writer and number."""
         return sorted((self.root / self.log).glob("w-*/*.jsonl"))
 
-    def tell(self, *durable: tuple[str, int], made: bool = False, may_forget: tuple[str, ...] = ()) -> None:
+    def tell(
+        self,
+        *durable: tuple[str, int],
+        made: bool = False,
+        may_forget: tuple[str, ...] = (),
+        absent: tuple[tuple[str, int], ...] = (),
+    ) -> None:
         """Note what a caller was told just now."""
         with self._noting:
-            self.ops.append(Told(durable, made, may_forget))
+            self.ops.append(Told(durable, made, may_forget, absent))
 
     def told(self, at: int) -> Promises:
         """What was told within the first so many operations."""
-        durable, made, may_be_gone = dict(self.promised), False, set[str]()
+        durable, made, may_be_gone, absent = dict(self.promised), False, set[str](), dict[str, int]()
         for op in self.ops[:at]:
             if isinstance(op, Told):
                 made = made or op.made
                 may_be_gone.update(op.may_forget)
+                absent.update(op.absent)
+                for saga, _ in op.absent:
+                    may_be_gone.discard(saga)
+                    durable[saga] = 0
                 for saga, n in op.durable:
                     durable[saga] = max(n, durable.get(saga, 0))
-        return Promises(durable, made, frozenset(may_be_gone))
+        return Promises(durable, made, frozenset(may_be_gone), absent)
 
     def check(self, whole: Tree) -> None:
         """Make sure that the directory holds exactly what the notes come to: no call went around them."""
@@ -346,6 +361,9 @@ class Process:
         if records and records[-1].type not in FINAL:
             known -= 1
             self._note(records[-1])
+        if not records:
+            lives = self._recording.lives[saga] = self._recording.lives.get(saga, 0) + 1
+            self._recording.tell(absent=((saga, lives),))
         self._recording.tell((saga, known))
         return records
 
@@ -362,7 +380,7 @@ class Process:
 
     def compact(self) -> int:
         """Let every saga go that is over; return how many segments were retired."""
-        over = {record.saga for of in self._recording.records.values() for record in of if record.type in FINAL}
+        over = {record.saga for of in self._recording.records.values() for _, record in of if record.type in FINAL}
         self._recording.tell(may_forget=tuple(sorted(over)))
         retired = self.log.compact(keep_days=0).retired
         _indexes_written()
@@ -397,7 +415,7 @@ class Process:
         """Claim a saga, as recovery does, and add a record to what is there; nothing if it is over."""
         records = self.claim(saga)
         if not records or records[-1].type not in FINAL:
-            self.record(saga, "INTENT" if records else "START", size=200)
+            self.record(saga, "INTENT" if records else "START", size=222)
 
     def die(self) -> None:
         """What a kill leaves: no line more, no lock. The page cache lives on."""
@@ -405,7 +423,8 @@ class Process:
         self.log._wake.set()  # pyright: ignore[reportPrivateUsage]
 
     def _note(self, record: Record) -> None:
-        self._recording.records.setdefault((record.saga, record.n), []).append(record)
+        life = self._recording.lives.get(record.saga, 0)
+        self._recording.records.setdefault((record.saga, record.n), []).append((life, record))
 
 
 def _indexes_written() -> None:

@@ -18,6 +18,7 @@ from agent_saga_core.log.segments import SegmentBatch, SegmentWriter
 
 from . import workloads
 from .disk import Order, any_order, in_order
+from .recording import Names, Recording
 from .replay import Lost, replay
 from .workloads import Workload, recorded
 
@@ -258,3 +259,27 @@ def test_the_replay_catches(mutation: Mutation, place: Path) -> None:
         with pytest.raises(Lost, match=mutation.caught) as caught:
             replay(recording, place / "survived", at_most=150, order=mutation.order)
     print(caught.value)
+
+
+def test_the_replay_catches_a_forgotten_saga_that_comes_back(place: Path) -> None:
+    """A claim that finds a saga forgotten, without making the manifest that forgot it durable."""
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(History, "make_durable", lambda *_: False)
+            yield
+
+    for at in range(100):
+        recording = recorded(workloads.killed_while_compacting(at), place, broken)
+        since = recording.killed_at
+        assert since is not None
+        last = recording.ops[since - 1]
+        if isinstance(last, Names) and last.after[-1][0] == "manifest.json" and _manifests(recording, since) == 2:
+            break
+    with pytest.raises(Lost, match="came back"):
+        replay(recording, place / "survived", at_most=150, since=since)
+
+
+def _manifests(recording: Recording, at: int) -> int:
+    return sum(isinstance(op, Names) and op.after[-1][0] == "manifest.json" for op in recording.ops[:at])

@@ -108,7 +108,7 @@ def test_a_compaction_killed_anywhere_then_another_process_then_power_loss(
     if indexed:
         for module in (index, history, file):
             monkeypatch.setattr(module, "INDEX_FROM", 1)
-    deaths = kill_everywhere(killed_while_compacting, place, at_most=AT_MOST // 20, each=1 if LONG else 3)
+    deaths = kill_everywhere(killed_while_compacting, place, at_most=AT_MOST // 20, each=1 if LONG else 4)
     assert deaths > 20
 
 

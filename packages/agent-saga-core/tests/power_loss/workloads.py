@@ -282,7 +282,10 @@ def compacted(recording: Recording) -> None:
 
 
 def killed_while_compacting(at: int) -> Workload:
-    """A compaction is killed before the operation of that place, counted from its first; another process takes over."""
+    """A compaction is killed before the operation of that place, counted from its first; another process takes over.
+
+    It also uses ids again that were forgotten.
+    """
 
     def workload(recording: Recording) -> None:
         _two_dead_writers(recording)
@@ -298,8 +301,10 @@ def killed_while_compacting(at: int) -> Workload:
         if third is not None:
             third.die()
         fourth = Process(recording)
+        fourth.go_on("a")  # begins anew if it is forgotten
         fourth.go_on("b")
         fourth.compact()
+        fourth.go_on("c")
         fourth.go_on("d")
         fourth.die()
 
@@ -445,7 +450,7 @@ def recorded_after(first: Recording, at: int, tree: Tree, place: Path) -> Record
         second.promised[saga] = len(records)
         assert len(records) >= promises.durable.get(saga, 0) or saga in promises.may_be_gone
         for record in records:
-            second.records[saga, record.n] = [record]
+            second.records[saga, record.n] = [(0, record)]
         if not records:
             second.records[saga, 1] = []
     log.close()
