@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_saga_core.errors import LogCorrupted
-from agent_saga_core.log import FileLog, segments
+from agent_saga_core.log import FileLog, scan, segments
 from agent_saga_core.records import Record, encode, finish_line
 
 # `*` and `J` turn into a newline, `@` into a NUL, when one bit of them flips.
@@ -99,6 +99,26 @@ def test_a_flipped_bit_anywhere_is_found_and_stays_with_its_saga(fast_path: Path
                     # Its newline is the only byte of a record's line that its record can do without.
                     assert saga != mine or offset == len(line) - 1, (at + offset, line)
         at += len(line)
+
+
+def test_damage_is_found_where_it_is_however_many_lines_are_looked_at_in_one_go(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = FileLog(fast_path / "log")
+    write_three_sagas(log)
+    die(log)
+    (path,) = segment_files(fast_path / "log")
+    raw = path.read_bytes()
+    for at in range(0, len(raw), 5):
+        bad = bytearray(raw)
+        bad[at] ^= 1 << at % 8
+        path.write_bytes(bad)
+        verdicts: list[object] = []
+        for at_once in (1, 2, 3, 500):
+            monkeypatch.setattr(scan, "_AT_ONCE", at_once)
+            verdicts.append((FileLog(fast_path / "log", create=False).verify(), read_all(fast_path / "log")))
+        assert all(verdict == verdicts[0] for verdict in verdicts), at
+        assert isinstance(verdicts[0], tuple) and not verdicts[0][0].intact
 
 
 def test_an_end_torn_at_any_byte_costs_nothing_that_was_durable(fast_path: Path) -> None:

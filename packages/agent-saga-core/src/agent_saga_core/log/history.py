@@ -29,7 +29,7 @@ from agent_saga_core.log.index import (
 )
 from agent_saga_core.log.locks import is_locked
 from agent_saga_core.log.manifest import Manifest, counts, parse_manifest, read_manifest
-from agent_saga_core.log.scan import MAX_SEGMENT_BYTES, Page, Stream, saga_name
+from agent_saga_core.log.scan import MAX_SEGMENT_BYTES, Found, Page, Stream, saga_name
 from agent_saga_core.log.segments import Tail, born_after, segment_name, stream_names
 from agent_saga_core.records import FINAL, RECORD_LINE, Record, digest_fits, header_fits, record_of
 
@@ -131,14 +131,12 @@ class View:
 
     def _advance(self, number: int, stream: Stream) -> None:
         all_notes = self.notes
-        here, notes = 0, Notes()
 
-        def note(saga_id: str, n: int, kind: bytes, time: bytes, segment: int, offset: int) -> None:
-            nonlocal here, notes
-            if segment != here:
+        def note(segment: int, found: list[Found]) -> None:
+            notes = all_notes.get((number, segment))
+            if notes is None:
                 notes = all_notes.setdefault((number, segment), Notes())
-                here = segment
-            notes.add(saga_id, n, kind, time, offset)
+            notes.add(found)
 
         if stream.advance(note):
             damage = stream.damage()

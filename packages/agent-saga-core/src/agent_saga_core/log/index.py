@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from agent_saga_core.log import osfile
-from agent_saga_core.log.scan import MAX_SEGMENT_BYTES, Page
+from agent_saga_core.log.scan import MAX_SEGMENT_BYTES, Found, Page
 from agent_saga_core.log.segments import Tail
 from agent_saga_core.records import FINAL, MAX_LINE_BYTES
 
@@ -119,20 +119,22 @@ class Notes:
         self.latest = 0.0
         self.sagas: dict[str, Places] = {}
 
-    def add(self, saga_id: str, n: int, kind: bytes, time: bytes, offset: int) -> None:
-        """Note one record. It may come twice."""
-        places = self.sagas.get(saga_id)
-        if places is None:
-            places = self.sagas.setdefault(saga_id, Places())
-        moment = float(time)
-        if n == 1 or not places.places:
-            places.started = moment
-        if moment > self.latest:
-            self.latest = moment
-        if kind in _FINAL:
-            places.ended = True
-        # One call for all three: an interrupt leaves all of them or none.
-        places.places.extend((n, offset, 0))
+    def add(self, found: list[Found]) -> None:
+        """Note some records. They may come twice."""
+        sagas = self.sagas
+        for saga_id, n, kind, time, offset in found:
+            places = sagas.get(saga_id)
+            if places is None:
+                places = sagas.setdefault(saga_id, Places())
+            moment = float(time)
+            if n == 1 or not places.places:
+                places.started = moment
+            if moment > self.latest:
+                self.latest = moment
+            if kind in _FINAL:
+                places.ended = True
+            # One call for all three: an interrupt leaves all of them or none.
+            places.places.extend((n, offset, 0))
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):

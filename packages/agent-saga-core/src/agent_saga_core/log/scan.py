@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from binascii import hexlify
 from collections.abc import Callable, Iterable
 from copy import copy
 from hashlib import sha256
@@ -20,7 +21,7 @@ from agent_saga_core.log.base import Damage
 from agent_saga_core.log.segments import END_LINE, HEAD_LINE, Tail, segment_name
 from agent_saga_core.records import FORMAT_VERSION, MAX_LINE_BYTES, NUMBER, RECORD_LINE, STRING
 
-__all__ = ["Page", "Sink", "Skip", "Stream", "saga_name"]
+__all__ = ["Found", "Page", "Sink", "Skip", "Stream", "saga_name"]
 
 CHUNK: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 1 << 28
@@ -41,18 +42,26 @@ _match_record = RECORD_LINE.fullmatch
 _LINE_START: Final = b'{"hash":"'
 
 # What `RECORD_LINE` matches, but for escapes in names, `critical` and erased records: for lines that are read by the
-# million. What this does not match is looked at again.
+# million. What this does not match is looked at again. Nothing in it is tried twice: `++` and the like do not go back.
+_PLAIN = rb'"[^"\\\x00-\x1f]*+"'
+_COUNT = rb"[1-9][0-9]{0,14}+"
 _match_plain = re.compile(
-    rb'\{"hash":"(.{64})",("saga":("[^"\\\x00-\x1f]*"),"n":(' + NUMBER + rb")"
-    rb'(?:,"epoch":' + NUMBER + rb')?,"type":"([A-Z_]{1,64})"'
-    rb',"time":([0-9]{1,11}(?:\.[0-9]{1,32})?(?:e-[0-9]{1,3})?)'
-    rb'(?:,"synced":(' + NUMBER + rb'))?(?:,"prev":\[("[^"\\\x00-\x1f]*"),(' + NUMBER + rb")\])?"
-    rb',"digest":"(.{64})"),"salt":"([A-Za-z0-9_-]{22})","data":(\{.*\})\}',
+    rb'\{"hash":"(.{64})",("saga":(' + _PLAIN + rb'),"n":(' + _COUNT + rb")"
+    rb'(?:,"epoch":' + _COUNT + rb')?+,"type":"([A-Z_]{1,64}+)"'
+    rb',"time":([0-9]{1,11}+(?:\.[0-9]{1,32}+)?+(?:e-[0-9]{1,3}+)?+)'
+    rb'(?:,"synced":(' + _COUNT + rb'))?+(?:,"prev":\[(' + _PLAIN + rb"),(" + _COUNT + rb")\])?+"
+    rb',"digest":"(.{64})"),"salt":"([A-Za-z0-9_-]{22}+)","data":(\{[^\n]*\})\}\n',
     re.DOTALL,
-).fullmatch
+).match
 
-Sink = Callable[[str, int, bytes, bytes, int, int], None]
-"""Takes one intact record: saga, number, type, time as it stands there, segment, offset in the segment."""
+_AT_ONCE: Final = 500
+"""So many plain lines have their hashes compared in one go."""
+
+Found = tuple[str, int, bytes, bytes, int]
+"""One intact record: saga, number, type, time as it stands there, offset in the segment."""
+
+Sink = Callable[[int, list[Found]], None]
+"""Takes the number of a segment and intact records of it."""
 
 
 def saga_name(name: bytes) -> str | None:
@@ -315,7 +324,7 @@ class Stream:
             cut = data.rfind(b"\n")
             if cut >= 0:
                 want = CHUNK
-                self._take(data[:cut].split(b"\n"), sink, descriptor)
+                self._take(data[: cut + 1], sink, descriptor)
             elif len(data) < want:
                 self._look_at_end(data)
                 return
@@ -339,37 +348,68 @@ class Stream:
 
     # --- lines
 
-    def _take(self, lines: list[bytes], sink: Sink, descriptor: int) -> None:
-        """Read whole lines. What is simply the next record is dealt with here, quickly; `_odd` does the rest."""
+    def _take(self, data: bytes, sink: Sink, descriptor: int) -> None:
+        """Read whole lines. What is simply the next record is dealt with quickly; `_odd` does the rest."""
         state = copy(self._state)
-        segment, offset, base, chain, name, n = state.tail
-        plain = state.region is None and not state.ended
-        for line in lines:
-            match = _match_plain(line) if plain and offset else None
-            if match is not None:
-                own, header, saga, number, kind, time, synced, of, of_n, digest, salt, body = match.groups()
-                number = int(number)
-                if (
-                    ((of == name and int(of_n) == n) if of else not name or (saga == name and number == n + 1))
-                    and (synced is None or int(synced) <= base + offset)
-                    and sha256(chain + header).hexdigest().encode() == own
-                    and sha256(salt + body).hexdigest().encode() == digest
-                    and (saga_id := saga_name(saga)) is not None
-                ):
-                    if synced is not None:
-                        state.synced = max(state.synced, int(synced))
-                    sink(saga_id, number, kind, time, segment, offset)
-                    chain, name, n = own, saga, number
-                    offset += len(line) + 1
-                    continue
-            state.tail = Tail(segment, offset, base, chain, name, n)
-            self._odd(state, line, sink, descriptor)
-            segment, offset, base, chain, name, n = state.tail
-            plain = state.region is None and not state.ended
-            if state.stuck:
-                break
-        state.tail = Tail(segment, offset, base, chain, name, n)
+        at = 0
+        while at < len(data) and not state.stuck:
+            if state.region is None and not state.ended and state.tail.offset:
+                at = self._take_plain(state, data, at, sink)
+            if at < len(data):
+                end = data.index(b"\n", at)
+                self._odd(state, data[at:end], sink, descriptor)
+                at = end + 1
         self._state = state
+
+    def _take_plain(self, state: _State, data: bytes, at: int, sink: Sink) -> int:
+        """Read lines that are simply the next record, up to the first that is not; return where that begins."""
+        segment, offset, base, chain, name, n = state.tail
+        shift = offset - at
+        number, at_once, more = b"%d" % n, _AT_ONCE, True
+        match_plain, hashed = _match_plain, sha256  # found sooner
+        while more:
+            start, top = at, state.synced
+            found: list[Found] = []
+            hashes: list[bytes] = []
+            stated: list[bytes] = []
+            more = False
+            while match := match_plain(data, at):
+                own, header, saga, this, kind, time, synced, of, of_n, digest, salt, body = match.groups()
+                n = int(this)
+                if of is None:
+                    follows = not name or (saga == name and n == int(number) + 1)
+                else:
+                    follows = of_n == number and of == name
+                try:
+                    saga_id = saga[1:-1].decode()
+                except UnicodeDecodeError:
+                    break
+                if not follows:
+                    break
+                if synced is not None:
+                    if int(synced) > base + shift + at:
+                        break
+                    top = max(top, int(synced))
+                hashes += (hashed(chain + header).digest(), hashed(salt + body).digest())
+                stated += (own, digest)
+                found.append((saga_id, n, kind, time, shift + at))
+                chain, name, number = own, saga, this
+                at = match.end()
+                if len(found) == at_once:
+                    more = True
+                    break
+            if hexlify(b"".join(hashes)) == b"".join(stated):
+                if found:
+                    state.synced = top
+                    state.tail = Tail(segment, shift + at, base, chain, name, found[-1][1])
+                    sink(segment, found)
+            elif len(found) == 1:
+                return start
+            else:
+                # One of these is not what was written: again, each by itself.
+                at, at_once, more = start, 1, True
+                chain, name, number = state.tail.chain, state.tail.name, b"%d" % state.tail.n
+        return at
 
     def _odd(self, state: _State, line: bytes, sink: Sink, descriptor: int) -> None:
         """Judge a line that is not simply the next record, and go on behind it."""
@@ -454,7 +494,7 @@ class Stream:
             self._add(state, tail.offset, "a record contradicts the place where it stands", None)
         else:
             state.synced = max(state.synced, int(match["synced"] or 0))
-            sink(saga_id, n, match["type"], match["time"], tail.segment, tail.offset)
+            sink(tail.segment, [(saga_id, n, match["type"], match["time"], tail.offset)])
 
     def _split_off(self, state: _State, line: bytes) -> int | None:
         """If a whole intact line is followed by anything but a newline, report it and go behind that byte."""

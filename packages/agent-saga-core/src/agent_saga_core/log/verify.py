@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from agent_saga_core.log.base import Damage, Verification
 from agent_saga_core.log.manifest import Manifest, counts, parse_manifest, read_manifest
-from agent_saga_core.log.scan import Stream
+from agent_saga_core.log.scan import Found, Stream
 from agent_saga_core.log.segments import stream_names
 from agent_saga_core.records import FINAL
 
@@ -55,19 +55,20 @@ class _Walk:
         self._growing: dict[str, int] = {}  # sagas that were met from 1 up to this number, and are not over
         self._progress = progress
 
-    def note(self, saga_id: str, n: int, kind: bytes, time: bytes, segment: int, offset: int) -> None:
-        self.records = records = self.records + 1
-        if records % PROGRESS_EVERY == 0 and self._progress is not None:
-            self._progress(records)
+    def note(self, segment: int, found: list[Found]) -> None:
+        before, self.records = self.records, self.records + len(found)
+        if self._progress is not None and self.records // PROGRESS_EVERY > before // PROGRESS_EVERY:
+            self._progress(self.records)
         growing = self._growing
-        if growing.get(saga_id, 0) == n - 1 and (n > 1 or self._is_new(saga_id)):  # nearly always
-            if kind not in _FINAL:
-                growing[saga_id] = n
+        for saga_id, n, kind, _, _ in found:
+            if growing.get(saga_id, 0) == n - 1 and (n > 1 or self._is_new(saga_id)):  # nearly always
+                if kind not in _FINAL:
+                    growing[saga_id] = n
+                else:
+                    growing.pop(saga_id, None)
+                    self._whole.add(hash(saga_id))
             else:
-                growing.pop(saga_id, None)
-                self._whole.add(hash(saga_id))
-        else:
-            self._note(saga_id, n, kind)
+                self._note(saga_id, n, kind)
 
     def _is_new(self, saga_id: str) -> bool:
         return saga_id not in self.open and hash(saga_id) not in self._whole
