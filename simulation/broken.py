@@ -452,6 +452,27 @@ def _() -> Any:
     return _put(stepping, "_late", late)
 
 
+@_broken(
+    "an interrupted step forgets its thread",
+    "8: a call that was given up and goes on keeps the saga owned, whatever interrupts its caller",
+    is_async=False,
+    kinds=("pay",),
+    lanes=((Call(kind="pay", amount=1),),),
+    kills=0,
+    visitors=(),
+    faults={"cut": 1.0, "interrupt": 2.0, "slow": 1.0, "hasty": 0.0},
+)
+def _() -> Any:
+    real = stepping._abandon
+
+    def abandon(run: Any, token: Any) -> Any:
+        if token in run.running:
+            run.running[token].given_up = False
+        return real(run, token)
+
+    return _put(stepping, "_abandon", abandon)
+
+
 # --- rule 6: unwinding
 
 
@@ -696,9 +717,11 @@ def _() -> Any:
 @_broken(
     "unlocked before it is flushed",
     "10: flush, then unlock, always",
-    kills=2,
-    visitors=(Visitor(), Visitor(), Visitor()),
-    faults={"kill": 1.0, "interrupt": 3.0},
+    is_async=False,
+    raises=True,
+    kills=3,
+    visitors=6 * (Visitor(asked=True),),
+    faults={"kill": 0.5, "interrupt": 6.0, "undo": 1.0, "compact": 0.0},
 )
 def _() -> Any:
     def release(self: MemoryLog, saga_id: str) -> None:
