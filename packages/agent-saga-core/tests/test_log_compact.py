@@ -652,3 +652,54 @@ def refusals(directory: Path) -> dict[str, tuple[Record, ...] | None]:
     log.unfinished()
     log.saga_ids()
     return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks which file a descriptor is")
+def test_opening_reads_no_segment_that_has_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened(tmp_path)
+    log.claim("open")
+    log.append(record("open", 1, "START"))
+    for n in range(200):
+        finish(log, f"s{n}")
+    log.release("open")
+    log.close()
+    opened(tmp_path)._history.seal()  # pyright: ignore[reportPrivateUsage]
+    whole = sum(path.stat().st_size for path in tmp_path.glob("*/*.jsonl"))
+    read: dict[bool, int] = {True: 0, False: 0}
+    real = osfile.pread
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        data = real(descriptor, size, offset)
+        read[os.readlink(f"/proc/self/fd/{descriptor}").endswith(".jsonl")] += len(data)
+        return data
+
+    monkeypatch.setattr(osfile, "pread", pread)
+    reader = opened(tmp_path)
+    assert reader.unfinished().saga_ids == ("open",)
+    assert read[True] * 20 < whole < 20 * read[False]
+    # A saga that ended long ago is found without a scan, and so is that one was never there.
+    read[True] = 0
+    assert len(reader.read("s77")) == 4 and reader.read("never-met") == ()
+    assert read[True] < 4 * segments.SEGMENT_BYTES
+    # What is kept in memory are the sagas that are open, and those that lie in two segments.
+    view = reader._history.refresh()  # pyright: ignore[reportPrivateUsage]
+    assert not view.notes and len(view.parts) <= 1 + len(view.indexes)
+
+
+def test_tables_are_dropped_from_memory_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "LOADED_BYTES", 100)
+    log = opened(tmp_path)
+    for n in range(60):
+        finish(log, f"s{n}")
+    log.close()
+    reader = opened(tmp_path)
+    for _ in range(2):
+        assert all(len(reader.read(f"s{n}")) == 4 for n in range(60)) and reader.read("never-met") == ()
+        view = reader._history.refresh()  # pyright: ignore[reportPrivateUsage]
+        assert len(view.indexes) > 5
+        assert sum(index.table is not None for index in view.indexes.values()) < len(view.indexes)
+    # One that is damaged by then is noticed.
+    for path in tmp_path.glob("*/*.index"):
+        path.write_bytes(b"")
+    assert all(len(reader.read(f"s{n}")) == 4 for n in range(60)) and reader.read("never-met") == ()
+    reader.close()

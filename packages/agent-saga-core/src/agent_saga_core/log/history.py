@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -196,9 +197,15 @@ class View:
         found: list[tuple[File, int]] = []
         key = saga_hash(saga_id)
         for file, index in self.indexes.items():
-            if not index.loaded:
+            table = index.table
+            if table is None:
                 self._make_room(index)
-            found += [(file, offset) for offset in index.offsets(key)]
+                table = index.load()
+            hashes = table.hashes
+            at = bisect_left(hashes, key)
+            while at < len(hashes) and hashes[at] == key:  # two sagas of one hash: rarely
+                found.append((file, table.offsets[at]))
+                at += 1
         return found
 
     def settled(self, saga_id: str) -> _Known | None:
@@ -261,7 +268,7 @@ class View:
         end = index.page.after.offset
         descriptor = osfile.open_file(self.path(file), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            want = 1 << 15
+            want = 1 << 14
             while True:
                 # From before the line, so that the hash before its own is in it, if that line is not a long one.
                 start = max(offset - want, 0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -28,6 +27,7 @@ __all__ = [
     "Notes",
     "Places",
     "Stale",
+    "Table",
     "index_path",
     "line_at",
     "line_check",
@@ -170,7 +170,9 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     whole: int
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
+    """The whole sagas of a segment: hashes, rising, and where the first record of each stands."""
+
     hashes: array[int]
     offsets: array[int]
 
@@ -188,16 +190,17 @@ class Index:
         parts: The sagas that do not both begin and end in it.
         whole: How many others it holds.
         path: The file it was read from or stored in; None if there is none.
+        table: The whole ones, if that is in memory.
     """
 
-    def __init__(self, page: Page, records: int, latest: float, parts: dict[str, Places], table: _Table) -> None:
+    def __init__(self, page: Page, records: int, latest: float, parts: dict[str, Places], table: Table) -> None:
         self.page = page
         self.records = records
         self.latest = latest
         self.parts = parts
         self.whole = len(table.hashes)
         self.path: str | None = None
-        self._table: _Table | None = table
+        self.table: Table | None = table
         self._digest = b""
 
     @classmethod
@@ -213,48 +216,34 @@ class Index:
             else:
                 parts[saga_id] = places
         whole.sort()
-        table = _Table(array("Q", (key for key, _ in whole)), array("I", (at for _, at in whole)))
+        table = Table(array("Q", (key for key, _ in whole)), array("I", (at for _, at in whole)))
         return cls(page, records, notes.latest, parts, table)
-
-    @property
-    def loaded(self) -> bool:
-        """Whether its table is in memory."""
-        return self._table is not None
 
     def unload(self) -> None:
         """Drop what can be read again."""
         if self.path is not None:
-            self._table = None
+            self.table = None
 
-    def offsets(self, key: int) -> list[int]:
-        """Where the first records of whole sagas stand that have this hash: rarely more than one.
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Hash and first offset of each whole saga, by hash."""
+        return zip(*self.load(), strict=True)
+
+    def hashes(self) -> array[int]:
+        """The hashes of the whole sagas, sorted."""
+        return self.load().hashes
+
+    def load(self) -> Table:
+        """The table, read again if need be.
 
         Raises:
             Stale: The file is not what it was.
         """
-        hashes, offsets = self._loaded_table()
-        at = bisect_left(hashes, key)
-        found: list[int] = []
-        while at < len(hashes) and hashes[at] == key:
-            found.append(offsets[at])
-            at += 1
-        return found
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Hash and first offset of each whole saga, by hash."""
-        return zip(*self._loaded_table(), strict=True)
-
-    def hashes(self) -> array[int]:
-        """The hashes of the whole sagas, sorted."""
-        return self._loaded_table().hashes
-
-    def _loaded_table(self) -> _Table:
-        table = self._table
+        table = self.table
         if table is None:
             again = read_index(self.path or "", None)
-            if again is None or again._digest != self._digest or again._table is None:
+            if again is None or again._digest != self._digest or again.table is None:
                 raise Stale(self.path or "")
-            table = self._table = again._table
+            table = self.table = again.table
         return table
 
     # --- the file
@@ -272,7 +261,7 @@ class Index:
             self.path = index_path(path)
 
     def _encoded(self, path: str, log_id: str, writer: str) -> bytes | None:
-        page, table = self.page, self._loaded_table()
+        page, table = self.page, self.load()
         descriptor = osfile.open_file(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != page.size:
@@ -374,7 +363,7 @@ def _index_of(head: _Head, tables: bytes) -> Index | None:
     after = Tail(head.segment, head.end, head.base, head.chain.encode(), _name(head.saga), head.n)
     peers = None if head.peers is None else frozenset(head.peers)
     page = Page(before, after, head.size, head.synced, head.ended, peers)
-    return Index(page, head.records, head.latest, parts, _Table(hashes, offsets))
+    return Index(page, head.records, head.latest, parts, Table(hashes, offsets))
 
 
 def _fits(head: _Head, page: Page, expected: tuple[Tail, int, str, str, int]) -> bool:
