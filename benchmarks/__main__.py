@@ -1,28 +1,54 @@
-"""`python -m benchmarks`: run every benchmark and print one table. `--write` puts it into docs/performance.md."""
+"""`python -m benchmarks`: run the benchmarks and print their tables. `--write` puts them into docs/performance.md."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import engine
-from benchmarks.tables import machine, table
+from benchmarks import engine, log, peers
+from benchmarks.tables import Row, machine, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 MARK = "<!-- the table below is written by `python -m benchmarks --write` -->"
+PEERS_MARK = "<!-- the table below is written by `python -m benchmarks --peers --write` -->"
+
+OWN: dict[str, Callable[[Path], list[Row]]] = {"engine": engine.run, "log": log.run}
+PEERS = "peers"
+
+
+def put(page: str, mark: str, text: str) -> str:
+    """The page with `text` between the mark and the next heading."""
+    head, rest = page.split(mark, 1)
+    end = rest.find("\n## ")
+    return f"{head}{mark}\n\n{text}{rest[end:] if end >= 0 else ''}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="where the logs are written; its disk is measured")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--directory", type=Path, default=Path.cwd(), help="where the logs are written; its disk is measured"
+    )
+    parser.add_argument("--peers", action="store_true", help="measure the peers as well, which are installed for it")
+    parser.add_argument("--only", choices=[*OWN, PEERS], help="measure nothing else")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
     given = parser.parse_args()
-    rows = engine.run(given.directory)
-    text = f"{machine(given.directory)}\n\n{table(rows)}\n"
-    print(text)
+    if given.write and given.only in OWN:
+        parser.error("--write wants a whole table: leave out --only, or take --only peers")
+    chosen = [name for name in OWN if given.only in (None, name)]
+    tables: dict[str, str] = {}
+    if chosen:
+        rows = [row for name in chosen for row in OWN[name](given.directory)]
+        tables[MARK] = f"{machine(given.directory)}\n\n{table(rows)}\n"
+        print(tables[MARK])
+    if given.peers or given.only == PEERS:
+        tables[PEERS_MARK] = f"{machine(given.directory)}\n\n{peers.table(peers.run(given.directory))}\n"
+        print(tables[PEERS_MARK])
     if given.write:
         page = PAGE.read_text("utf-8")
-        PAGE.write_text(page[: page.index(MARK)] + f"{MARK}\n\n{text}", "utf-8")
+        for mark, text in tables.items():
+            page = put(page, mark, text)
+        PAGE.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":
