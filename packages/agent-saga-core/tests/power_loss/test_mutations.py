@@ -134,24 +134,6 @@ def takes_every_hole_for_damage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Stream, "_is_torn", lambda *_: False)
 
 
-def reads_past_every_hole(patch: pytest.MonkeyPatch) -> None:
-    """A reader that believes what stands behind a lost block, as if lines were not chained."""
-    advance = Stream.advance
-
-    def trusting(self: Any, sink: Callable[..., None]) -> bool:
-        changed = advance(self, sink)
-        path = Path(self._segment())
-        raw = path.read_bytes() if path.exists() else b""
-        for line in raw[raw.rfind(b"\0") + 1 :].split(b"\n")[1:-1] if b"\0" in raw else ():
-            match = workloads.records.RECORD_LINE.fullmatch(line)
-            if match is not None:
-                saga = match["saga"].decode().strip('"')
-                sink(saga, int(match["n"]), match["type"], match["time"], self._state.tail.segment, raw.find(line))
-        return changed
-
-    patch.setattr(Stream, "advance", trusting)
-
-
 class Mutation(NamedTuple):
     name: str
     breaks: Break
@@ -230,13 +212,6 @@ MUTATIONS = (
         takes_every_hole_for_damage,
         workloads.killed,
         "taken for damaged",
-        reader=True,
-    ),
-    Mutation(
-        "a reader that believes what is behind a hole",
-        reads_past_every_hole,
-        workloads.relaxed,
-        "(missing|twice)",
         reader=True,
     ),
 )
