@@ -80,7 +80,7 @@ def test_the_power_fails_again_during_recovery(workload: Workload, place: Path) 
         replay(second, place / "survived", at_most=AT_MOST // 10, order=any_order, seed=SEED, count=count)
         crashes += 1
     print(f"{workload.__name__}: {crashes} first crashes, then {count}")
-    assert count.opened > count.crashes > crashes > 0
+    assert crashes >= 4 and count.opened > 50
 
 
 # Of what a compaction retired, nobody reads anything.
