@@ -474,6 +474,60 @@ def test_a_live_writer_and_a_reader_at_every_change_of_a_compaction(fast_path: P
     assert opened(fast_path).verify().intact
 
 
+def test_a_reader_in_the_middle_of_whose_reading_a_compaction_happens(fast_path: Path) -> None:
+    place = fast_path / "log"
+    die(furnish(place))
+    for index in list(place.glob("*/*.index"))[::2]:
+        index.unlink()
+    before = contents(place)
+    points = 0
+    for warm in (False, True):
+        for at in count():
+            directory = fast_path / f"log-{warm}-{at}"
+            shutil.copytree(place, directory)
+            reader = opened(directory)
+            if warm:
+                reader.unfinished()
+            with pytest.MonkeyPatch.context() as patch:
+                happened = compacting_at(patch, at, directory)
+                unfinished = reader.unfinished()
+                found = {saga: reader.read(saga) for saga in before}
+                listed = set(reader.saga_ids())
+                verification = reader.verify()
+            assert (set(unfinished.saga_ids), unfinished.damage) == (set(OPEN), ())
+            for saga, records in before.items():
+                assert found[saga] == records or (saga in OLD and not found[saga]), (at, saga)
+            assert {*OPEN, *YOUNG} <= listed <= set(before)
+            assert verification.intact, (at, verification)
+            shutil.rmtree(directory)
+            if not happened():
+                break
+            points += 1
+    assert points > 100
+
+
+def compacting_at(patch: pytest.MonkeyPatch, at: int, directory: Path) -> Callable[[], bool]:
+    """Let a whole compaction happen before the read of that number."""
+    reads, done, busy = 0, False, False
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            nonlocal reads, done, busy
+            if not busy:
+                if reads == at:
+                    busy = True
+                    assert opened(directory).compact().retired
+                    busy, done = False, True
+                reads += 1
+            return call(*args)
+
+        return wrapped
+
+    for name in ("open_file", "pread"):
+        patch.setattr(osfile, name, wrap(getattr(osfile, name)))
+    return lambda: done
+
+
 # --- beside live writers in other processes
 
 WRITER = """
