@@ -432,6 +432,12 @@ class Saga:
                 status=run.fold.status,
             )
         drive(abort(run, reason), run)
+        if run.suspended and run.fold.rollback_only is None:
+            raise SagaNotRunning(
+                f"saga {run.saga_id!r} was suspended meanwhile, and was not aborted. Open it again to abort it.",
+                saga_id=run.saga_id,
+                status=run.fold.status,
+            )
 
     def suspend(self, reason: str, *, deadline: float | None = None) -> None:
         """Leave the saga open, without commit or rollback, until it is opened again or the deadline passes.

@@ -152,14 +152,14 @@ def abort(run: Run, reason: str) -> Flow[None]:
 
 
 def _abort(run: Run, reason: str) -> Transition:
-    if run.fold.rollback_only is not None or run.fold.status.final:
+    if run.fold.rollback_only is not None or run.fold.status.final or run.suspended:
         return [], None
     return [(RecordType.ABORT, {"reason": reason})], None
 
 
 def suspend(run: Run, reason: str, deadline: float) -> Flow[bool]:
     """Leave without commit or rollback; returns False, changing nothing, if a step still runs after the drain time."""
-    idle: bool = yield Wait(lambda: not run.running and not run.busy, run.options.drain_timeout)
+    idle: bool = yield Wait(lambda: not _working(run), run.options.drain_timeout)
     if not idle:
         return False
     suspended: bool = yield Append(partial(_suspend, run, reason, deadline))
@@ -168,8 +168,12 @@ def suspend(run: Run, reason: str, deadline: float) -> Flow[bool]:
     return suspended
 
 
+def _working(run: Run) -> bool:
+    return bool(run.running or run.busy or run.flows)
+
+
 def _suspend(run: Run, reason: str, deadline: float) -> Transition:
-    if run.running or run.busy:
+    if _working(run):
         return [], False
     run.suspended = True
     data: dict[str, Any] = {"reason": reason, "deadline": run.clock.time() + deadline}
