@@ -8,6 +8,7 @@ the directory against the notes.
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -272,7 +273,7 @@ class Recording:
         call(descriptor)
         if number is not None:
             with self._noting:
-                is_directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
+                is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
                 self.ops.append((SyncNames if is_directory else SyncFile)(number, covers))
 
     def _mkdir(self, call: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
