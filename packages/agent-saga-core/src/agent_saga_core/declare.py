@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from agent_saga_core import paths, registry, values
 from agent_saga_core.errors import DeclarationError, NotApplied
@@ -69,7 +69,7 @@ class Compensation:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Observation:
     """What a probe saw.
 
@@ -364,7 +364,10 @@ class StepSpec:
         semantics = _semantics(tool, semantics)
         _check_seconds(tool, "timeout", timeout, positive=True)
         _check_seconds(tool, "in_doubt", in_doubt, positive=False)
+        result_type = _awaited(result_type)
         declared, factory = _inverse(tool, semantics, compensate)
+        if declared is not None and declared.handler is not None:
+            _refuse_marked(tool, declared, hints or {}, result_type)
         probe_name, probe_fn = _probe(tool, probe)
         return cls(
             tool=tool,
@@ -442,6 +445,25 @@ def _inverse(tool: str, semantics: ActionSemantics, compensate: Inverse) -> tupl
     )
 
 
+def _awaited(hint: Any) -> Any:
+    """What awaiting gives: a function that hands out a coroutine is annotated with the coroutine's type."""
+    return get_args(hint)[-1] if get_origin(hint) in (Awaitable, Coroutine) else hint
+
+
+def _refuse_marked(tool: str, undo: Undo, hints: Mapping[str, Any], result_type: Any) -> None:
+    """Like a secret's name, a `Secret[...]` on the way of a path tells that no other process could run it."""
+    for name, path in undo.paths.items():
+        if path.root == "args":
+            marked = values.marks_secret(hints, path.segments)
+        else:
+            marked = path.root == "result" and values.marks_secret({"": result_type}, ("", *path.segments))
+        if marked:
+            raise DeclarationError(
+                f"{tool!r}: {name}={str(path)!r} is marked Secret, which the log never holds, so no other process "
+                'could undo it. Let the compensator take credential("...") instead.'
+            )
+
+
 def _takes_two(factory: Factory) -> bool:
     try:
         parameters = [
@@ -457,8 +479,9 @@ def _takes_two(factory: Factory) -> bool:
             "A compensate= factory takes the result, or the result and the arguments. "
             "Write lambda result: Compensation(...)."
         )
-    # A default is how Python code binds a loop variable; only a required second parameter asks for the arguments.
-    return len(required) == 2
+    # A default is how Python code binds a loop variable; only a required second parameter, or one of the documented
+    # name, asks for the arguments.
+    return len(required) == 2 or (len(parameters) > 1 and parameters[1].name == "args")
 
 
 def _probe(tool: str, probe: object) -> tuple[str | None, Callable[[dict[str, Any], str], Any] | None]:

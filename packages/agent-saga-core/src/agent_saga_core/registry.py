@@ -140,7 +140,7 @@ def compensator(
         )
         with _lock:
             known = _names.compensators.get(name)
-            if known is not None and known.fn is not fn:
+            if known is not None and known.fn != fn:  # a method bound twice is equal, not the same
                 raise DeclarationError(
                     f"The compensator name {name!r} is already registered by {known.fn.__module__}. "
                     "Give each compensator a name of its own."
@@ -161,7 +161,7 @@ def probe(name: str) -> Callable[[F], F]:
     def register(fn: F) -> F:
         with _lock:
             known = _names.probes.get(name)
-            if known is not None and known.fn is not fn:
+            if known is not None and known.fn != fn:  # a method bound twice is equal, not the same
                 raise DeclarationError(
                     f"The probe name {name!r} is already registered by {known.fn.__module__}. "
                     "Give each probe a name of its own."
@@ -223,7 +223,10 @@ def pair_inverse(fn: Callable[..., Any], inverse: object) -> None:
 
 def paired_inverse(fn: Callable[..., Any]) -> object | None:
     """What `inverse_of` paired with `fn`, or None."""
-    return _names.inverses.get(fn)
+    try:
+        return _names.inverses.get(fn)
+    except TypeError:  # a callable object without a hash can have no entry
+        return None
 
 
 @contextmanager

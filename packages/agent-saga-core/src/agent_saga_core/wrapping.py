@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from agent_saga_core import registry
 from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, StepSpec
 from agent_saga_core.drive import CURRENT_STEP
+from agent_saga_core.engine.calls import is_async
 from agent_saga_core.errors import DeclarationError, SagaNotRunning
 from agent_saga_core.registry import accepts_key, annotations_of
 from agent_saga_core.saga import Saga, current_saga
@@ -51,7 +54,9 @@ def saga_tool(
     """Declare a function as a tool: inside a saga each call is a step, outside it is called straight through.
 
     The function keeps its name, docstring, annotations and signature; a parameter `idempotency_key` is ours to give
-    and is left out of the signature that a model sees. The original function is untouched.
+    and is left out of the signature that a model sees; outside a saga, where nobody gives one, a key is drawn if it has
+    no default. The original function is untouched. Of a function declared in a class's body, `self` is no argument: it
+    is neither recorded nor part of the call's identity.
 
     Args:
         semantics: What the effect means for a rollback.
@@ -115,8 +120,12 @@ class Binding:
         self.names = [p.name for p in parameters]
         self.positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.key_required = self.takes_key and "idempotency_key" not in self.defaults
+        # Where the key stands among positional arguments; beyond all of them if it is keyword-only.
+        self.key_at = self.names.index("idempotency_key") if "idempotency_key" in self.positional else sys.maxsize
         if self.takes_key:
             self.defaults["idempotency_key"] = ""  # ours to give: a placeholder until the attempt has its key
+        self.receiver = _receiver(fn, self.names)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], Any]]:
         """The arguments by name, defaults applied, and the call itself, given its idempotency key.
@@ -129,17 +138,34 @@ class Binding:
             # As many names as parameters, none of them given twice: then they are exactly the parameters.
             fits = len(given) == len(self.names) and kwargs.keys().isdisjoint(self.positional[: len(args)])
             if fits and all(name in given for name in self.names):
-                return given, lambda key: self.fn(**({**given, "idempotency_key": key} if self.takes_key else given))
+                named = self._named(given)
+                return named, lambda key: self.fn(**({**given, "idempotency_key": key} if self.takes_key else given))
         return self._bind(args, kwargs)
 
+    def outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a call outside of a saga: who sees no `idempotency_key` cannot give one either.
+
+        Not in a compensation: it repeats, and a new key each time would repeat the effect.
+        """
+        given = not self.key_required or "idempotency_key" in kwargs or len(args) > self.key_at
+        if given or CURRENT_STEP.get() is not None:
+            return kwargs
+        return {**kwargs, "idempotency_key": os.urandom(20).hex()}
+
+    def _named(self, given: dict[str, Any]) -> dict[str, Any]:
+        if self.receiver is None:
+            return given
+        return {name: value for name, value in given.items() if name != self.receiver}
+
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], Any]]:
-        if self.takes_key:
+        if self.takes_key and len(args) <= self.key_at:
             kwargs = {"idempotency_key": "", **kwargs}
         call = self.signature.bind(*args, **kwargs)
         call.apply_defaults()
         named: dict[str, Any] = {}
         for name, value in call.arguments.items():
-            if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            extra = self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            if extra and named.keys().isdisjoint(value):  # a positional-only parameter leaves its name to others
                 named.update(value)
             else:
                 named[name] = value
@@ -149,20 +175,37 @@ class Binding:
                 call.arguments["idempotency_key"] = key
             return self.fn(*call.args, **call.kwargs)
 
-        return named, invoke
+        return self._named(named), invoke
+
+
+def _receiver(fn: Callable[..., Any], names: list[str]) -> str | None:
+    """The parameter that is the instance or class, if `fn` is a function from the body of a class; not yet bound."""
+    place = getattr(fn, "__qualname__", "").rpartition(".")[0]
+    in_class = inspect.isfunction(fn) and place and not place.endswith("<locals>")
+    return names[0] if in_class and names[:1] in (["self"], ["cls"]) else None
+
+
+def _annotations(fn: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    own: dict[str, Any] | None = getattr(fn, "__annotations__", None)
+    if own is not None:
+        return own
+    found = {p.name: p.annotation for p in signature.parameters.values() if p.annotation is not p.empty}
+    if signature.return_annotation is not signature.empty:
+        found["return"] = signature.return_annotation
+    return found
 
 
 def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
     binding = Binding(fn)
     bind = binding.bind
 
-    if inspect.iscoroutinefunction(fn):
+    if is_async(fn):
 
         @functools.wraps(fn)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             saga = boundary(spec)
             if saga is None:
-                return await fn(*args, **kwargs)
+                return await fn(*args, **binding.outside(args, kwargs))
             given, invoke = bind(args, kwargs)
             return await saga.arun_step(spec, given, invoke)
 
@@ -173,15 +216,18 @@ def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             saga = boundary(spec)
             if saga is None:
-                return fn(*args, **kwargs)
+                return fn(*args, **binding.outside(args, kwargs))
             given, invoke = bind(args, kwargs)
             return saga.run_step(spec, given, invoke)
 
         wrapper = run
 
+    if not hasattr(fn, "__name__"):  # functools.partial and other callable objects have none to keep
+        wrapper.__name__ = wrapper.__qualname__ = spec.tool
+    annotations = _annotations(fn, binding.signature)
+    wrapper.__annotations__ = {n: a for n, a in annotations.items() if n != "idempotency_key" or not binding.takes_key}
     if binding.takes_key:
         shown = [p for p in binding.signature.parameters.values() if p.name != "idempotency_key"]
         wrapper.__signature__ = binding.signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {n: a for n, a in fn.__annotations__.items() if n != "idempotency_key"}
     wrapper.__agent_saga__ = spec  # type: ignore[attr-defined]
     return wrapper

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agent_saga_core.values.hints import Fields, shape_of
+from agent_saga_core.values.hints import Fields, marks_secret, shape_of
 from agent_saga_core.values.plain import (
     MAX_DEPTH,
     DigestedValue,
@@ -65,6 +65,7 @@ __all__ = [
     "fingerprint",
     "is_small",
     "json_bytes",
+    "marks_secret",
     "resolve_credentials",
     "scrub",
     "set_credential_resolver",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, ForwardRef, TypeVar, cast
 
 from agent_saga_core.values.redaction import SecretMark, is_secret_type
 
-__all__ = ["Fields", "Shape", "class_hints", "field_hints", "fields_of", "pydantic_model", "shape_of"]
+__all__ = ["Fields", "Shape", "class_hints", "field_hints", "fields_of", "marks_secret", "pydantic_model", "shape_of"]
 
 _NOTHING_TO_SAY: Final[frozenset[Any]] = frozenset({
     Any, object, type(None), None, str, int, float, bool, bytes, bytearray, complex,
@@ -190,6 +190,23 @@ class Fields(Shape):
     def value(self, name: object) -> Shape | None:
         """The shape of the member `name`."""
         return shape_of(self._annotations.get(cast("str", name)))
+
+
+def marks_secret(hints: Mapping[str, Any], segments: Iterable[str | int]) -> bool:
+    """Whether annotations mark as secret what `segments` lead to, or something on the way there."""
+    shapes: list[Shape] = [Fields(hints)]
+    for segment in segments:
+        found: list[Shape | None] = []
+        for shape in shapes:
+            if isinstance(segment, int):
+                found.append(shape.position(segment) if segment >= 0 else shape.item())
+            else:
+                found.append(shape.value(segment))
+                found.extend(fields_of(kind).value(segment) for kind in shape.classes)
+        shapes = [shape for shape in found if shape is not None]
+        if any(shape.secret for shape in shapes):
+            return True
+    return False
 
 
 def _says_nothing(hint: Any) -> bool:
