@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -662,6 +665,97 @@ def test_a_damaged_index_changes_no_answer(fast_path: Path) -> None:
         path.unlink()
         assert answers(fast_path) == expected
         path.write_bytes(good)
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "index": [0, 2, "1"],
+    "segment": [0, -1, 7, 2**70],
+    "size": [-1, 0, 2**62],
+    "end": [-1, 0, 1, 10**9],
+    "last": [-1, 0, 1, 10**9],
+    "base": [-1, 5, 2**70],
+    "chain": ["", "\u20ac", "0" * 64],
+    "chain_before": ["", "\u20ac"],
+    "saga": ["", "other", "\u0000"],
+    "n": [-1, 0, 2**70],
+    "n_before": [-1, 5],
+    "synced": [-1, 2**63],
+    "records": [-1, 2**63],
+    "latest": [-1.0, 1e308],
+    "peers": [["x"], [None], "x"],
+    "whole": [-1, 0, 1, 2**40],
+    "parts": [
+        [["long", 1.0, False, [1]]],
+        [["long", 1.0, False, [1, 2, 3]]],
+        [["long", 1.0, False, [1, 10**12, 3]]],
+        [["long", 1.0, False, [-1, 300, 3]]],
+        [["long", 1.0, True, []]],
+        [["never-met", 1.0, False, [1, 300, 3]]],
+        [["long", 1.0, False, [2**64, 300, 3]]],
+        [[]],
+        None,
+    ],
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+def test_a_forged_index_gives_a_verdict_and_nothing_else(fast_path: Path, field: str) -> None:
+    die(furnish(fast_path))
+    opened(fast_path)._history.seal()  # pyright: ignore[reportPrivateUsage]
+    good = contents(fast_path)
+    for path in sorted(fast_path.glob("*/*.index"))[:3]:
+        kept = path.read_bytes()
+        head, newline, tables = kept.partition(b"\n")
+        for value in HOSTILE[field]:
+            fields = {name: old for name, old in json.loads(head).items() if name != "digest"}
+            body = json.dumps({**fields, field: value}).encode()[1:] + newline + tables
+            path.write_bytes(b'{"digest":"%b",%b' % (sha256(body).hexdigest().encode(), body))
+            for saga, found in refusals(fast_path).items():
+                # It may hide records, as whoever can forge it could; it makes none up.
+                assert not found or found == good[saga][: len(found)], (value, saga)
+            with suppress(LogCorrupted):
+                opened(fast_path).compact(dry_run=True)
+        path.write_bytes(kept)
+
+
+def test_a_forged_table_gives_a_verdict_and_nothing_else(fast_path: Path) -> None:
+    die(furnish(fast_path))
+    opened(fast_path)._history.seal()  # pyright: ignore[reportPrivateUsage]
+    good = contents(fast_path)
+    for path in sorted(fast_path.glob("*/*.index")):
+        head, newline, tables = path.read_bytes().partition(b"\n")
+        for at in range(0, len(tables), 3):
+            for value in (0, 255):
+                changed = tables[:at] + bytes([value]) + tables[at + 1 :]
+                body = head.partition(b'",')[2] + newline + changed
+                path.write_bytes(b'{"digest":"%b",%b' % (sha256(body).hexdigest().encode(), body))
+                for saga, found in refusals(fast_path).items():
+                    assert not found or found == good[saga], (at, saga)
+        body = head.partition(b'",')[2] + newline + tables
+        path.write_bytes(b'{"digest":"%b",%b' % (sha256(body).hexdigest().encode(), body))
+        assert refusals(fast_path) == good
+
+
+def test_who_takes_a_saga_for_absent_first_makes_the_manifest_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path)
+    finish(log, "order-1")
+    log.close()
+    opened(tmp_path).compact()
+    later = opened(tmp_path)
+    later.claim("warm", fresh=True)
+    synced: list[str] = []
+    real = osfile.sync_directory
+
+    def sync_directory(path: str) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(osfile, "sync_directory", sync_directory)
+    assert later.claim("order-1") == () and synced == [str(tmp_path)]
+    assert later.claim("order-2") == () and synced == [str(tmp_path)]
+    later.close()
 
 
 def test_a_segment_that_is_not_what_was_indexed_is_read_as_if_it_had_no_index(fast_path: Path) -> None:

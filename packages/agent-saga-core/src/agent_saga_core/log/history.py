@@ -266,6 +266,8 @@ class View:
         """
         index = self.indexes[file]
         end = index.page.after.offset
+        if offset >= end:
+            raise Stale(index.path or "")
         descriptor = osfile.open_file(self.path(file), os.O_RDONLY | os.O_CLOEXEC)
         try:
             want = 1 << 14
