@@ -299,6 +299,13 @@ def test_recover_only_the_sagas_named(world: Path) -> None:
     assert unknown.exit_code == 2 and "'nobody'" in one_line(unknown)
 
 
+def test_an_unknown_saga_is_heard_of_before_the_others_are_touched(world: Path) -> None:
+    result = saga("recover", "--import", "shop", "--saga", "dead-1", "--saga", "nobody", "--json")
+    assert result.exit_code == 2 and "'nobody'" in one_line(result)
+    assert ledger(world) == []
+    assert json.loads(saga("show", "dead-1", "--json").stdout)["status"] == "RUNNING"
+
+
 def test_a_dry_run_changes_nothing(world: Path) -> None:
     before = read_saga("file:./log", "dead-1")
     result = saga("recover", "--import", "shop", "--dry-run", "--saga", "dead-1", "--json")

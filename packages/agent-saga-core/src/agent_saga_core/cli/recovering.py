@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,8 +16,9 @@ from agent_saga_core.cli.options import Imports, LogUrl, import_modules, opened,
 from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt
 from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
 from agent_saga_core.cli.stopping import Stop
+from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Log
-from agent_saga_core.recovery import RecoveryReport
+from agent_saga_core.recovery import RecoveryReport, read_saga
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -103,6 +104,9 @@ def exit_code(report: RecoveryReport) -> int:
 def _recover_once(
     log: Log, sagas: tuple[str, ...], dry_run: bool, concurrency: int, stop: Stop, *, quiet: bool
 ) -> RecoveryReport:
+    for saga_id in sagas if len(sagas) > 1 else ():  # an unknown one is heard of before the others are touched
+        with suppress(LogCorrupted):  # the recovery itself reports it
+            read_saga(log, saga_id)
     waiting = _Waiting(log, sagas)
     this = Round(
         log,
