@@ -38,7 +38,11 @@ demo:
 
 # the figures of docs/design.md, as ratios to a bare write and sync
 bench *args:
-    uv run --all-packages python benchmarks {{ args }}
+    uv run --all-packages python -m benchmarks {{ args }}
+
+# every loss of power, at length
+power-loss *args:
+    AGENT_SAGA_POWER_LOSS=600 uv run --all-packages pytest packages/agent-saga-core/tests/power_loss -s --timeout 1800 {{ args }}
 
 # what CI runs
 ci:
