@@ -19,22 +19,25 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many runs (default 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, metavar="N", help="this run alone, with its trace")
-    parser.add_argument("--broken", metavar="NAME", choices=[*BROKEN, "all"], help="with a rule removed, or `all`")
+    parser.add_argument("--broken", metavar="NAME", nargs="+", default=[], help="without a rule of --list, or `all`")
     parser.add_argument("--list", action="store_true", help="name the rules that --broken removes")
     parser.add_argument("--trace", action="store_true", help="print every run, not only what fails")
     parser.add_argument("--raw", action="store_true", help="do not shrink what fails")
     asked = parser.parse_args()
     if asked.list:
         for name, entry in BROKEN.items():
-            sys.stdout.write(f"{name:34} {entry.rule}\n")
+            sys.stdout.write(f"{name:40} {entry.rule}\n")
         return 0
-    if asked.broken == "all":
+    broken = " ".join(asked.broken) or None
+    if broken not in (None, "all", *BROKEN):
+        parser.error(f"no such rule: {broken!r}; see --list")
+    if broken == "all":
         return _every_rule(asked.first, asked.seeds)
     seeds = range(asked.first, asked.first + asked.seeds) if asked.seed is None else [asked.seed]
     with ExitStack() as stack:
-        if asked.broken is not None:
-            stack.enter_context(BROKEN[asked.broken].removed())
-        return _seeds(seeds, tell=asked.trace or asked.seed is not None, raw=asked.raw, broken=asked.broken)
+        if broken is not None:
+            stack.enter_context(BROKEN[broken].removed())
+        return _seeds(seeds, tell=asked.trace or asked.seed is not None, raw=asked.raw, broken=broken)
 
 
 def _seeds(seeds: range | list[int], *, tell: bool, raw: bool, broken: str | None) -> int:
@@ -59,7 +62,7 @@ def _seeds(seeds: range | list[int], *, tell: bool, raw: bool, broken: str | Non
 
 def _tell(seed: int, result: Result, broken: str | None) -> None:
     out = sys.stdout
-    again = f"python -m simulation --seed {seed}" + (f" --broken {broken!r}" if broken else "")
+    again = f"python -m simulation --seed {seed}" + (f" --broken {broken}" if broken else "")
     out.write(f"\n{again}\n")
     for line in result.plan.lines():
         out.write(f"  {line}\n")
@@ -74,7 +77,7 @@ def _every_rule(first: int, seeds: int) -> int:
         caught = entry.caught(range(first, first + seeds))
         missed += caught is None
         found = f"seed {caught[0]}: {caught[1]}" if caught is not None else "NOT CAUGHT"
-        sys.stdout.write(f"{name:34} {found}\n")
+        sys.stdout.write(f"{name:40} {found}\n")
         sys.stdout.flush()
     return 1 if missed else 0
 

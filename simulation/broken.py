@@ -355,7 +355,7 @@ def _() -> Any:
     return _put(settle, "_undo_if_absent", if_absent)
 
 
-@_broken("a probe's no is final", "5: a probe that saw nothing is conclusive only when nothing can be on its way")
+@_broken("a no of a probe is final", "5: a probe that saw nothing is conclusive only when nothing can be on its way")
 def _() -> Any:
     real = settle._probe
 
@@ -678,6 +678,23 @@ def _() -> Any:
     return _put(finish, "_commit", commit)
 
 
+@_broken(
+    "suspended sagas take records",
+    "1: a decision looks at what holds now; a suspended saga is not this process's any more",
+    suspends=True,
+    raises=False,
+    lanes=((Call(kind="book", amount=1),),),
+    faults={"abort": 9.0},
+)
+def _() -> Any:
+    def abandoned(run: Any, reason: str) -> Any:
+        if run.fold.rollback_only is not None or run.fold.status.final:
+            return [], None
+        return [(RecordType.ABORT, {"reason": reason})], None
+
+    return _put(finish, "_abort", abandoned)
+
+
 # --- rule 9: what is durable before what
 
 
@@ -752,6 +769,15 @@ def _() -> Any:
     return _put(MemoryLog, "durable_history", durable_history)
 
 
+@_broken(
+    "a forked child keeps its log",
+    "10: a forked child drops what it inherited, takes no step and ends no scope",
+    faults={"fork": 2.0},
+)
+def _() -> Any:
+    return _put(MemoryLog, "_abandon", lambda self: None)
+
+
 # --- rule 11: recovery
 
 
@@ -782,17 +808,20 @@ def _() -> Any:
 @_broken(
     "no second look after the claim",
     "11: recovery reads again once it has claimed",
-    visitors=(Visitor(), Visitor(), Visitor(), Visitor()),
-    kills=2,
-    faults={"kill": 1.0},
+    suspends=True,
+    raises=False,
+    skew=0.0,
+    lanes=((Call(kind="book", amount=1),),),
+    visitors=6 * (Visitor(),),
+    faults={"crowd": 0.5, "hasty": 0.0},
 )
 def _() -> Any:
     real = recovery._folded
     first: dict[int, Any] = {}
 
     def folded(job: Any, records: Any) -> Any:
-        if id(job.run) in first:
-            known = first.pop(id(job.run))
+        known = first.pop(id(job.run), None)
+        if known is not None:
             known.next_n = records[-1].n + 1 if records else known.next_n
             return known
         first[id(job.run)] = real(job, records)

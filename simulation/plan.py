@@ -105,6 +105,7 @@ FAULTS = {
     "compact": 0.2,
     "hasty": 1.0,  # time passes although something could happen now
     "fork": 0.03,
+    "crowd": 0.2,  # others come by although the saga is owned
 }
 
 

@@ -348,7 +348,7 @@ class Simulation:
         alone = not any(process.busy for process in self.processes)
         for visitor in self.visitors:
             if visitor.role == "open" or SAGA in self.store.records:
-                weight = 0.05 if owned else 1.5 if alone else 0.5
+                weight = 0.03 + self.fault("crowd") if owned else 1.5 if alone else 0.5
                 moves.append(Move(f"there comes: {visitor}", weight, partial(self._next_visit, visitor)))
                 break
         stored = self.store.records.get(SAGA)
@@ -465,6 +465,11 @@ class Simulation:
         request.lands_by = self.now + request.limit
 
     def _land(self, request: Request, how: str) -> None:
+        if "cache" in (request.ask.tool or request.ask.of):
+            process = next(p for p in self.processes if p.name == request.process)
+            if not process.busy:  # what was private to it is gone
+                request.state = "lost"
+                return
         self.world.serve(request, how, self.now)
         self._count(f"world: {request.ask.what} {how}".rstrip())
 
