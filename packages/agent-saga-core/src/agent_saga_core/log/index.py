@@ -275,6 +275,8 @@ class Index:
                         return None
                     flat += (n, offset, line_check(line))
                 parts.append(_Part(saga_id, places.started, places.ended, flat))
+            for part in parts:
+                self.parts[part.saga].places = array("Q", part.places)  # with their checks from now on
             last = _last_line(descriptor, page.after.offset)
         finally:
             os.close(descriptor)

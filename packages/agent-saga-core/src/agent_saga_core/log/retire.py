@@ -20,7 +20,7 @@ from agent_saga_core.errors import SagaBusy
 from agent_saga_core.log import osfile, segments
 from agent_saga_core.log.base import Compaction, history_fault
 from agent_saga_core.log.history import File, History, View
-from agent_saga_core.log.index import Index, Stale
+from agent_saga_core.log.index import Index, Stale, line_at, line_check
 from agent_saga_core.log.locks import lock_whole, unlock_whole
 from agent_saga_core.log.manifest import (
     MANIFEST,
@@ -226,11 +226,8 @@ def _carry_out(
         for file in sorted(plan.retired, key=lambda file: (view.streams[file[0]].writer[2:], file[1])):
             index = plan.retired[file]
             if carry is not None and plan.kept[file]:
-                for line in _lines_of(view.path(file), index):
-                    saga_id = msgspec.json.decode(line["saga"], type=str)
-                    kept = saga_id not in plan.forgotten if saga_id in index.parts else index.latest > cutoff
-                    if kept:
-                        carry.add(line)
+                for line in _kept_lines(view.path(file), index, plan.forgotten, cutoff):
+                    carry.add(line)
             walked += index.records
             if progress is not None:
                 progress(walked)
@@ -335,6 +332,37 @@ def _remove(path: str) -> None:
         OSError
     ):  # somebody put something there, or writes an index there now: the next compaction tries again
         osfile.rmdir(path)
+
+
+def _kept_lines(path: str, index: Index, forgotten: frozenset[str], cutoff: float) -> Iterator[re.Match[bytes]]:
+    """The records of a segment that must be carried over, each checked.
+
+    Raises:
+        Stale: The segment is not what was indexed.
+    """
+    if index.latest <= cutoff:
+        parts = [places for saga_id, places in index.parts.items() if saga_id not in forgotten]
+        found = sorted((offset, check) for places in parts for _, offset, check in places.sorted())
+        if all(check for _, check in found):
+            yield from _lines_at(path, index, found)
+            return
+    for line in _lines_of(path, index):
+        saga_id = msgspec.json.decode(line["saga"], type=str)
+        if saga_id not in forgotten if saga_id in index.parts else index.latest > cutoff:
+            yield line
+
+
+def _lines_at(path: str, index: Index, found: list[tuple[int, int]]) -> Iterator[re.Match[bytes]]:
+    descriptor = osfile.open_file(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for offset, check in found:
+            raw = line_at(descriptor, offset) or b""
+            line = RECORD_LINE.fullmatch(raw)
+            if line is None or line_check(raw) != check:
+                raise Stale(index.path or "")
+            yield line
+    finally:
+        os.close(descriptor)
 
 
 def _lines_of(path: str, index: Index) -> Iterator[re.Match[bytes]]:
