@@ -179,10 +179,11 @@ class Checks:
     def _order(self, request: Request, process: Process, step: Step, attempt: Attempt) -> None:
         assert process.run is not None
         run = process.run
-        in_savepoint = any(task.request is request and task.role == "lane" for task in process.tasks)
+        task = next(task for task in process.tasks if task.request is request)
+        in_savepoint = bool(task.undoing)
+        if task.role == "lane" and not in_savepoint:
+            return  # one step that failed or was cancelled, not a rollback
         if in_savepoint:
-            if not step.scope:
-                return
             began = run.fold.next_n  # it undoes its own steps, in their order, whatever else goes on
         elif run.fold.status is SagaStatus.ROLLING_BACK:
             records = reversed(self.simulation.records())

@@ -165,6 +165,8 @@ class Task:
         self.cancel_asked = False
         self.held: BaseException | None = None
         self.call: Call | None = None
+        self.undoing = ""
+        """The savepoint that it is undoing."""
         self.decided_at = -1
         self.done = False
 
@@ -349,8 +351,11 @@ class Process:
                 error = failed
                 break
         while not (run.over or run.suspended or run.replay_only):
+            task = self.simulation.current
+            task.undoing = scope
             flow = leave_savepoint(run, scope) if error is None else finish_savepoint(run, scope)
             ended = yield from closable(flow)
+            task.undoing = ""
             if not isinstance(ended, Stopped):
                 break
             if not isinstance(ended.error, KeyboardInterrupt):
