@@ -40,6 +40,10 @@ demo:
 bench *args:
     uv run --all-packages python -m benchmarks {{ args }}
 
+# whole sagas on a schedule that a seed decides; `just simulate SEEDS=10000`, `just simulate --seed N`
+simulate *args:
+    uv run --all-packages python -m simulation {{ replace(args, "SEEDS=", "--seeds ") }}
+
 # every loss of power, at length
 power-loss *args:
     AGENT_SAGA_POWER_LOSS=600 uv run --all-packages pytest packages/agent-saga-core/tests/power_loss -s --timeout 1800 {{ args }}

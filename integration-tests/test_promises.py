@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PROMISES: dict[str, dict[str, Any]] = tomllib.loads((HERE / "promises.toml").read_text("utf-8"))
-MARKED_FOLDERS = ("crash", "cross_framework", "stores")
+MARKED_FOLDERS = ("crash", "cross_framework", "simulation", "stores")
 
 Collected = tuple[str, list[ast.expr]]
 """The name of a test as pytest writes it behind the file, and the decorators and `pytestmark`s that apply."""

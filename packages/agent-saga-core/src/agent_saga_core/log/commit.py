@@ -476,7 +476,9 @@ class GroupCommitLog(ABC, Generic[B]):
 
     def _serve(self) -> None:
         while True:
-            self._clock.wait(self._wake, RELAXED_SYNC_AFTER if self._unsynced else None)
+            # A broken log syncs nothing any more: then only a waiter or the log's end wakes this thread.
+            pending = self._unsynced and self._broken is None
+            self._clock.wait(self._wake, RELAXED_SYNC_AFTER if pending else None)
             woken = self._wake.is_set()
             self._wake.clear()
             turns: list[tuple[asyncio.AbstractEventLoop, _Turn]] = []

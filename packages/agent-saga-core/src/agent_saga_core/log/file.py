@@ -18,7 +18,7 @@ from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verifica
 from agent_saga_core.log.commit import Entry, GroupCommitLog
 from agent_saga_core.log.history import History
 from agent_saga_core.log.index import INDEX_FROM
-from agent_saga_core.log.locks import LOCK_FILES, FileLocks, RangeLocks, SagaLocks, best_scheme, opening
+from agent_saga_core.log.locks import LOCK_FILES, Exclusion, FileLocks, RangeLocks, SagaLocks, best_scheme
 from agent_saga_core.log.manifest import parse_manifest, read_manifest
 from agent_saga_core.log.retire import compact
 from agent_saga_core.log.segments import SegmentBatch, SegmentWriter, writer_names
@@ -89,6 +89,7 @@ class FileLog(GroupCommitLog[SegmentBatch]):
         self._locks: SagaLocks = RangeLocks(locks, meta.locks) if meta.lock == "ofd" else FileLocks(locks)
         self._history = History(self._directory, meta.log, meta.lock)
         self._writer: SegmentWriter | None = None
+        self._making = Exclusion()
         self._sealed = 0  # of our own segments, those that are left behind and known to be
 
     @property
@@ -165,7 +166,7 @@ class FileLog(GroupCommitLog[SegmentBatch]):
     def take(self, saga_id: str, token: object) -> None:
         """See `GroupCommitLog.take`."""
         if self._writer is None:
-            with opening, _readable(self._directory):
+            with self._making, _readable(self._directory):
                 if self._writer is None:
                     self._writer = SegmentWriter(self._directory, self._meta.log, self._meta.lock)
         self._locks.acquire(saga_id, token)

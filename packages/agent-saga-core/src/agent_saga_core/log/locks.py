@@ -23,6 +23,7 @@ from agent_saga_core.log import osfile
 
 __all__ = [
     "LOCK_FILES",
+    "Exclusion",
     "FileLocks",
     "RangeLocks",
     "SagaLocks",
@@ -36,7 +37,39 @@ __all__ = [
 LOCK_FILES: Final = 64
 """The kernel looks through all locks of a file for each new one; over this many files, ten thousand cost 2 us."""
 
-opening = threading.RLock()
+HELD_AT_MOST: Final = 5.0
+"""Seconds. Nothing that is done under an `Exclusion` takes a hundredth of that."""
+
+
+class Exclusion:
+    """Mutual exclusion that an interrupted thread cannot leave locked for ever. Not to be nested in itself.
+
+    A `with` statement can be interrupted between its last line and its end. What that leaves behind, the same thread
+    takes over at its next entry and gives up at its next exit; other threads wait `HELD_AT_MOST` for it, and then go
+    on: what they risk is a descriptor that a child forked in this very moment keeps, or a writer too many.
+    """
+
+    def __init__(self) -> None:
+        self._holder: dict[str, int] = {}
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        pause = threading.Event()
+        for _ in range(int(HELD_AT_MOST / 0.001)):
+            if self._holder.setdefault("", me) == me:
+                return
+            pause.wait(0.001)
+
+    def __exit__(self, *_: object) -> None:
+        if self._holder.get("") == threading.get_ident():
+            self._holder.pop("", None)
+
+    def forget(self) -> None:
+        """In a forked child: whoever held it is not there."""
+        self._holder.clear()
+
+
+opening = Exclusion()
 """Held while a descriptor is opened and noted, and over a fork: so a child knows every descriptor it has to close."""
 
 _OFD: Final = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
@@ -47,18 +80,7 @@ _OFD: Final = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 _owned: dict[tuple[int, int, int], object] = {}
 
 
-def _before_fork() -> None:
-    # Bounded: a fork that hangs would be worse than a child with one descriptor too many.
-    _fork_holds.append(opening.acquire(timeout=5))
-
-
-def _after_fork() -> None:
-    if _fork_holds and _fork_holds.pop():
-        opening.release()
-
-
-_fork_holds: list[bool] = []
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(before=opening.__enter__, after_in_parent=opening.__exit__, after_in_child=opening.forget)
 os.register_at_fork(after_in_child=_owned.clear)
 
 
