@@ -1069,3 +1069,16 @@ def test_a_replay_of_a_redacted_result_is_divergence_and_the_effect_is_not_rerun
             with pytest.raises(ReplayDiverged):
                 saga.execute("t", token, **call)
     assert calls == [1]
+
+
+def test_what_was_being_handled_where_the_call_was_made_is_no_part_of_its_error(log, clock, refund):
+    """A fallback in an `except TimeoutError:` that answers with an error of its own has been answered."""
+    began = clock.monotonic()
+    with saga_scope("s", log=log) as saga:
+        try:
+            raise TimeoutError
+        except TimeoutError:
+            with pytest.raises(RuntimeError):
+                _probed(saga, Observation(landed=False), compensate=undo(refund, charge_id="result.id"))
+        assert saga.steps[0].status is StepStatus.NOT_APPLIED
+    assert saga.status is SagaStatus.COMMITTED and clock.monotonic() == began

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -222,6 +223,7 @@ def _call(effect: Call, run: Run) -> Outcome:
 
 
 def _call_here(effect: Call) -> Outcome:
+    around = sys.exception()
     inside = _Inside(effect)
     try:
         with inside:
@@ -231,7 +233,7 @@ def _call_here(effect: Call) -> Outcome:
             return Outcome(value)
     except BaseException as error:  # whatever it is, the engine decides what it means
         inside.leave()
-        return Outcome(error=error)
+        return Outcome(error=error, around=around)
 
 
 def _await_blocking(value: Awaitable[Any]) -> Outcome:
@@ -442,6 +444,7 @@ async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> 
         return await _acall_uncut(effect, held)
     if effect.offload:
         return await _acall_in_thread(effect, run)
+    around = sys.exception()
     inside = _Inside(effect)
     try:
         with inside:
@@ -453,7 +456,7 @@ async def _acall(effect: Call, run: Run, held: list[asyncio.CancelledError]) -> 
         raise
     except BaseException as error:  # whatever it is, the engine decides what it means
         inside.leave()
-        return Outcome(error=error)
+        return Outcome(error=error, around=around)
 
 
 async def _cancellably(effect: Call, run: Run, value: Awaitable[Any]) -> Any:
@@ -483,6 +486,7 @@ async def _cancellably(effect: Call, run: Run, value: Awaitable[Any]) -> Any:
 
 
 async def _acall_uncut(effect: Call, held: list[asyncio.CancelledError]) -> Outcome:
+    around = sys.exception()
     inside = _Inside(effect)
     try:
         with inside:
@@ -494,7 +498,7 @@ async def _acall_uncut(effect: Call, held: list[asyncio.CancelledError]) -> Outc
         raise
     except BaseException as error:
         inside.leave()
-        return Outcome(error=error)
+        return Outcome(error=error, around=around)
 
 
 async def _acall_in_thread(effect: Call, run: Run) -> Outcome:

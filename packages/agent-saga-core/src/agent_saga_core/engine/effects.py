@@ -40,7 +40,7 @@ class CurrentStep(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome:
     """How a call ended: a value, or an error."""
 
-    __slots__ = ("error", "never_started", "still_running", "value")
+    __slots__ = ("around", "error", "never_started", "still_running", "value")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Outcome:
         *,
         never_started: bool = False,
         still_running: bool = False,
+        around: BaseException | None = None,
     ) -> None:
         self.value = value
         self.error = error
@@ -56,6 +57,8 @@ class Outcome:
         """The callable was not called at all: nothing can have happened."""
         self.still_running = still_running
         """The caller gave up waiting, the callable goes on in a thread; `Call.late` will hear how it ends."""
+        self.around = around
+        """What was being handled where the call was made: the context of `error`, and no part of it."""
 
 
 Draft: TypeAlias = tuple[str, dict[str, Any]]

@@ -37,16 +37,16 @@ class Settled(Enum):
 _TRANSIT_WORDS: Final = ("timeout", "timedout", "connect", "transport", "network", "protocol", "disconnect", "cancel")
 
 
-def in_transit(error: BaseException) -> bool:
+def in_transit(error: BaseException, around: BaseException | None = None) -> bool:
     """Whether a request may still be on its way after `error`: the other side's answer was not heard.
 
     Timeouts, every OSError (connection errors among them), cancellation and all that is no `Exception`; and whatever
     an HTTP client names so, since few of them derive theirs from the builtins. Causes count: a tool that wraps a
-    read timeout in its own error has still heard no answer.
+    read timeout in its own error has still heard no answer. Not `around`, in whose handling the call was made.
     """
     seen: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
+    while link is not None and link is not around and id(link) not in seen:
         seen.add(id(link))
         if not isinstance(link, Exception) or isinstance(link, OSError | TimeoutError):
             return True

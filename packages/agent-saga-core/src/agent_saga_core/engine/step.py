@@ -518,7 +518,7 @@ def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outc
         if running is not None:
             _give_back(run, running.call)
         return [(RecordType.NOT_APPLIED, data)], "absent"
-    data["in_transit"] = outcome.still_running or in_transit(error)
+    data["in_transit"] = outcome.still_running or in_transit(error, outcome.around)
     if data["in_transit"]:
         run.born[step.number, attempt.number] = run.clock.monotonic()
         data["settle_not_before"] = run.clock.time() + max(0.0, run.settle_at(step, attempt) - run.clock.monotonic())
