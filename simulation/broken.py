@@ -375,7 +375,7 @@ def _() -> Any:
 
 @_broken("nothing is in transit", "5: a timeout, a broken connection or a cancellation may have sent a request")
 def _() -> Any:
-    return _put(stepping, "in_transit", lambda error: False)
+    return _put(stepping, "in_transit", lambda error, around: False)
 
 
 @_broken(
@@ -409,10 +409,10 @@ def _() -> Any:
 def _() -> Any:
     real = stepping._failed
 
-    def failed(run: Any, token: Any, step: Any, attempt: Any, outcome: Any, absent: bool) -> Any:
+    def failed(run: Any, token: Any, step: Any, attempt: Any, *rest: Any) -> Any:
         key = (step.number, attempt.number)
         born = run.born[key]
-        answer = real(run, token, step, attempt, outcome, absent)
+        answer = real(run, token, step, attempt, *rest)
         run.born[key] = born
         return answer
 

@@ -23,7 +23,7 @@ def test_the_invariants_hold_and_the_bound_and_the_count_are_printed(capsys):
 
 
 def test_nothing_is_left_registered_and_quiet_is_quiet(capsys, monkeypatch):
-    monkeypatch.setattr(step, "in_transit", lambda error: False)
+    monkeypatch.setattr(step, "in_transit", lambda error, around: False)
     verify_invariants(max_steps=1, quiet=True)
     assert compensator_named("invariants.refund") is None
     assert capsys.readouterr().out == ""
@@ -39,7 +39,7 @@ def _no_intent(monkeypatch):
 
 
 def _nothing_is_in_transit(monkeypatch):
-    monkeypatch.setattr(step, "in_transit", lambda error: False)
+    monkeypatch.setattr(step, "in_transit", lambda error, around: False)
 
 
 def _order_of_doing(monkeypatch):
@@ -80,7 +80,7 @@ def _forget_what_lands_late(monkeypatch):
 
     monkeypatch.setattr(step, "_ended_late", ended)
     monkeypatch.setattr(settle.Run, "is_running", lambda self, number, attempt: False)
-    monkeypatch.setattr(step, "in_transit", lambda error: False)
+    monkeypatch.setattr(step, "in_transit", lambda error, around: False)
 
 
 def _steps_after_the_end(monkeypatch):

@@ -48,6 +48,14 @@ class ActionSemantics(StrEnum):
         return self is ActionSemantics.COMPENSABLE or self is ActionSemantics.IRREVERSIBLE
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compensation:
     """One inverse, ready to run: a registered handler's name, or a callable, with its keyword arguments.
@@ -67,6 +75,8 @@ class Compensation:
                 "A Compensation has exactly one of handler and fn. "
                 'Write Compensation(handler="payments.refund", kwargs={...}).'
             )
+        if self.handler is not None and not (self.handler and _is_utf8(self.handler)):
+            raise DeclarationError("A Compensation's handler is a registered name. Name a registered compensator.")
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,11 @@ class Undo:
     def covers_unknown(self) -> bool:
         """Whether it may be run although nobody knows whether the effect happened."""
         return self.from_arguments and self.if_absent != "unsafe"
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether it needs the result and the arguments."""
+        return not self.from_arguments and any(path.root == "args" for path in self.paths.values())
 
     @cached_property
     def stored_paths(self) -> dict[str, str]:
@@ -359,7 +374,7 @@ class StepSpec:
         Raises:
             DeclarationError: It could not keep the promises; the last sentence says what to write.
         """
-        if not isinstance(tool, str) or not tool:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(tool, str) or not tool or not _is_utf8(tool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeclarationError("A tool needs a name. Pass the tool's name as a non-empty string.")
         semantics = _semantics(tool, semantics)
         _check_seconds(tool, "timeout", timeout, positive=True)
@@ -387,6 +402,11 @@ class StepSpec:
             offload=offload,
             require_saga=require_saga,
         )
+
+    @property
+    def reads_args_later(self) -> bool:
+        """Whether deriving the inverse reads the arguments after the call, which may have consumed them."""
+        return self.factory_takes_args or (self.undo is not None and self.undo.mixed)
 
     def says_not_applied(self, error: BaseException) -> bool:
         """Whether the tool, or its declaration, says that `error` means nothing happened.

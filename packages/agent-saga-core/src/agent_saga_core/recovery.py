@@ -485,7 +485,7 @@ def resolve(
     try:
         _check_known(opened, saga_id)
         run = Run(saga_id, opened, Options(), recovering=True)
-        said = {"outcome": outcome, "by": by, "note": note}
+        said = {"outcome": outcome, "by": values.legible(by), "note": values.legible(note)}
         try:
             drive(_resolving(run, step, said, result), run)
             return read_saga(opened, saga_id)
@@ -498,6 +498,10 @@ def resolve(
 
 
 def _resolving(run: Run, named: int | str, said: dict[str, Any], result: Any) -> Flow[None]:
+    looked: Outcome = yield Blocking(partial(run.log.read, run.saga_id))
+    if looked.error is not None:
+        raise looked.error
+    _named_step(fold(looked.value, run.saga_id), named)  # before claiming: a misspelt step leaves no trace
     records = yield from claim(run, fresh=False, busy_timeout=0.0)
     run.load(records)
     status = run.fold.status
@@ -540,7 +544,7 @@ def _named_step(folded: SagaFold, named: int | str) -> Step:
 
 def _resolved(run: Run, step: Step, attempt: Attempt, said: dict[str, Any], result: Any) -> Transition:
     data: dict[str, Any] = {"step": step.number, "attempt": attempt.number, **said}
-    if said["outcome"] == "landed" and attempt.status is not StepStatus.DONE:
+    if said["outcome"] == "landed" and (attempt.status is not StepStatus.DONE or attempt.undo_error is not None):
         if result is not None:
             data["result"] = values.encode(result, where="result").data
         undo, _, undo_error = from_result(run, None, step, attempt, _args(attempt), result)

@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from math import isfinite
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -116,6 +117,9 @@ def saga_scope(
     """
     if saga_id is not None:
         check_saga_id(saga_id)
+    for seconds in (drain_timeout, orphan_after, busy_timeout):
+        if not (isfinite(seconds) and seconds >= 0):
+            raise ValueError("drain_timeout, orphan_after and busy_timeout are finite numbers of seconds from 0 on.")
     if on_failure not in ("settle", "abort") or durability not in ("strict", "relaxed"):
         raise ValueError('on_failure is "settle" or "abort", durability is "strict" or "relaxed".')
     if resume not in ("replay", "continue"):
@@ -431,7 +435,7 @@ class Saga:
                 saga_id=run.saga_id,
                 status=run.fold.status,
             )
-        drive(abort(run, reason), run)
+        drive(abort(run, values.legible(reason)), run)
         if run.suspended and run.fold.rollback_only is None:
             raise SagaNotRunning(
                 f"saga {run.saga_id!r} was suspended meanwhile, and was not aborted. Open it again to abort it.",
@@ -451,6 +455,7 @@ class Saga:
         Raises:
             SagaBusy: A step still runs after `drain_timeout`; nothing changed.
             SagaNotRunning: It is already ending.
+            ValueError: The deadline is no finite number of seconds.
         """
         run = self._stepping()
         if run.over or run.closing or run.replay_only or run.suspended:
@@ -459,8 +464,11 @@ class Saga:
                 saga_id=run.saga_id,
                 status=run.fold.status,
             )
+        seconds = SUSPENDED_FOR if deadline is None else deadline
+        if not 0 <= seconds < 1e10:  # NaN is neither; what is later than that, no reader can make a date of
+            raise ValueError("A deadline is a number of seconds from now. Write for example deadline=3600.0.")
         try:
-            left = drive(suspend(run, reason, SUSPENDED_FOR if deadline is None else deadline), run)
+            left = drive(suspend(run, values.legible(reason), seconds), run)
         except BaseException:
             if run.suspended:  # the scope's end does nothing any more: what the log holds is for the next owner
                 run.log.release(run.saga_id)
@@ -702,7 +710,8 @@ class Saga:
         with run.lock:
             run.over = True
             open_steps = [str(found.view()) for found, _ in run.fold.open_attempts()]
-            lost = [run.fold.step(n).tool for (n, _), local in run.local.items() if local.handler is None]
+            steps = run.fold.steps
+            lost = [steps[n - 1].tool for (n, _), held in run.local.items() if held.handler is None and n <= len(steps)]
             idle = run.idle()
         if idle:
             run.log.release(run.saga_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,13 +40,17 @@ def prepare(
     except values.Unstorable as error:
         refused = DeclarationError(f"{spec.tool!r}: {error}. Pass plain data, or a handle to what it stands for.")
         encoded = values.Encoded(data={}, redacted=(), secrets=())
+    if spec.reads_args_later:
+        given = _kept(given, encoded, spec)
     fingerprint = values.fingerprint(spec.tool, encoded.data)
     declared: str | None = None
     if refused is None:
         try:
             declared = key if key is not None else _declared_key(spec, given)
+            declared = _spelled(spec.tool, "key", declared, encoded.secrets)
+            call_id = _spelled(spec.tool, "call id", call_id, encoded.secrets)
         except DeclarationError as error:
-            refused = error
+            refused, declared, call_id = error, None, None
     call = StepCall(
         spec=spec,
         args=given,
@@ -65,6 +71,27 @@ def prepare(
         except DeclarationError as error:
             call.refused = error
     return call
+
+
+def _kept(args: dict[str, Any], encoded: values.Encoded, spec: StepSpec) -> dict[str, Any]:
+    """The arguments as they are before the call: the tool may consume them, and the inverse is derived after it."""
+    try:
+        return copy.deepcopy(args) if encoded.redacted else values.decode_args(encoded.data, spec.hints)
+    except Exception:  # no type to rebuild them through, or no way to copy them
+        return args
+
+
+def _spelled(tool: str, what: str, text: str | None, secrets: tuple[str, ...]) -> str | None:
+    """An identity as the log may hold it: one that shows a secret is replaced by its digest."""
+    if text is None:
+        return None
+    try:
+        spelled = text.encode()
+    except UnicodeEncodeError:
+        raise DeclarationError(f"{tool!r}: its {what} is not UTF-8. Pass text without lone surrogates.") from None
+    if secrets and values.scrub(text, secrets) != text:
+        return f"sha256:{hashlib.sha256(spelled).hexdigest()}"
+    return text
 
 
 def _json(parts: tuple[str, ...]) -> str:

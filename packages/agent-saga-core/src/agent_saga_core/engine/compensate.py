@@ -38,7 +38,7 @@ def compensate(run: Run, step: Step, attempt: Attempt) -> Flow[bool]:
                 return known
         yield Append(partial(_starting, run, step, attempt, goal))
         yield Flush()
-        secrets: list[str] = []
+        secrets: list[str] = [*goal.secrets]
         outcome: Outcome = yield Call(
             "compensation",
             partial(_call, goal, attempt.compensation_key, secrets),
@@ -60,7 +60,7 @@ def compensate(run: Run, step: Step, attempt: Attempt) -> Flow[bool]:
 def _call(goal: Target, key: str, secrets: list[str]) -> Any:
     """The call itself; credentials are resolved only here, in the process that runs it, and never told."""
     try:
-        secrets.extend(values.encode_args(goal.kwargs, {}).secrets)
+        secrets.extend(values.encode_args(goal.kwargs, goal.hints).secrets)
     except values.Unstorable:
         pass  # an inverse that lives in this process alone may hold anything
     kwargs = values.resolve_credentials(dict(goal.kwargs), secrets)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_saga_core import paths, registry, values
@@ -46,22 +47,44 @@ def from_arguments(run: Run, call: StepCall) -> None:
         raise DeclarationError(
             f"{call.spec.tool!r}: its undo cannot be derived from this call ({error}). Correct the path in compensate=."
         ) from None
-    call.undo_kwargs = kwargs
-    call.undo_stored = _stored(undo.handler, kwargs)
+    call.undo_stored, local = _both(undo.handler, undo.fn, kwargs, call.encoded.secrets)
+    call.undo_kwargs = kwargs if local is None else dict(local.kwargs)
 
 
-def _stored(handler: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the log holds of an inverse; `local` where only this process can run it."""
+def _both(
+    handler: str | None, fn: Callable[..., Any] | None, kwargs: Mapping[str, Any], secrets: Sequence[str]
+) -> tuple[dict[str, Any], LocalUndo | None]:
+    """An inverse as the log holds it, and as this process runs it where that differs.
+
+    What another process can run, this one runs from the same stored form: a tool that consumes its argument, or a body
+    that edits a result, cannot change the undo afterwards. Only what cannot be stored is kept as objects; for a
+    registered compensator they are copied, for a callable of this process they are the very ones it may have to act on.
+    """
     if handler is None:
-        return {"local": True}
+        return {"local": True}, LocalUndo(None, fn, dict(kwargs), secrets)
+    stored: dict[str, Any] = {"handler": handler}
+    hints = _hints(handler)
     try:
-        encoded = values.encode_args(dict(kwargs), _hints(handler))
-    except values.Unstorable as error:
-        return {"handler": handler, "local": True, "why": str(error)}
-    stored: dict[str, Any] = {"handler": handler, "kwargs": encoded.data}
-    if encoded.redacted:
-        stored["local"] = True
-    return stored
+        encoded = values.encode_args(dict(kwargs), hints)
+        if not encoded.redacted and not _tells(encoded.data, secrets):
+            values.decode_args(encoded.data, hints)
+            return {**stored, "kwargs": encoded.data}, None
+        stored["why"] = "it needs a secret, which the log never holds"
+    except (values.Unstorable, values.Undecodable) as error:
+        stored["why"] = str(error)
+    try:
+        kept = copy.deepcopy(dict(kwargs))
+    except Exception:  # what cannot be copied is kept as it is
+        kept = dict(kwargs)
+    return {**stored, "local": True}, LocalUndo(handler, None, kept, secrets)
+
+
+def _tells(data: Any, secrets: Sequence[str]) -> bool:
+    """Whether encoded data shows one of these texts, under whatever name."""
+    if not secrets:
+        return False
+    text = values.json_bytes(data).decode()
+    return values.scrub(text, secrets) != text
 
 
 def stored_at_intent(
@@ -76,24 +99,33 @@ def stored_at_intent(
     root = {"step": _step_root(data["step"], data["attempt"], data["tool"], data["key"], data["undo_key"])}
     keys = {name: path.get(root) for name, path in undo.paths.items() if path.root == "step"}
     stored: dict[str, Any] = {**call.undo_stored, "if_absent": undo.if_absent}
-    if keys and "kwargs" in stored:
+    if stored.get("local"):
+        return stored, LocalUndo(undo.handler, undo.fn, {**call.undo_kwargs, **keys}, call.encoded.secrets)
+    if keys:
         stored["kwargs"] = dict[str, Any](stored["kwargs"]) | keys
-    return stored, LocalUndo(undo.handler, undo.fn, {**call.undo_kwargs, **keys})
+    return stored, None
 
 
 def _declared(undo: Undo) -> dict[str, Any]:
     """An inverse that needs the result, as a declaration that another process can derive from."""
     if undo.handler is not None and not undo.literals:
         return {"handler": undo.handler, "kwargs": {}, "paths": undo.stored_paths}
-    return {**_stored(undo.handler, undo.literals), "paths": undo.stored_paths}
+    return {**_both(undo.handler, undo.fn, undo.literals, ())[0], "paths": undo.stored_paths}
 
 
 def from_result(
-    run: Run, spec: StepSpec | None, step: Step, attempt: Attempt, args: Mapping[str, Any], result: object
+    run: Run,
+    spec: StepSpec | None,
+    step: Step,
+    attempt: Attempt,
+    args: Mapping[str, Any],
+    result: object,
+    secrets: Sequence[str] = (),
 ) -> tuple[dict[str, Any] | None, LocalUndo | None, str | None]:
     """Derive the inverse from a result: as DONE holds it, as this process would run it, or why it cannot be derived.
 
-    Without a declaration in this process (`spec` is None) the one in INTENT is used.
+    Without a declaration in this process (`spec` is None) the one in INTENT is used. `secrets` are the texts that the
+    arguments and the result hide: an inverse that shows one is run by this process alone.
     """
     if spec is not None and spec.undo is None and spec.factory is None:
         return None, None, None
@@ -105,8 +137,7 @@ def from_result(
         return None, None, f"deriving the undo raised {type(error).__name__}"
     if compensation is None:
         return None, None, None
-    local = LocalUndo(compensation.handler, compensation.fn, dict(compensation.kwargs))
-    return _stored(compensation.handler, local.kwargs), local, None
+    return *_both(compensation.handler, compensation.fn, compensation.kwargs, secrets), None
 
 
 def _derive(
@@ -136,7 +167,7 @@ def _derive(
 class Target:
     """What a compensation will call."""
 
-    __slots__ = ("fn", "handler", "key_ttl", "kwargs", "probe", "takes_key")
+    __slots__ = ("fn", "handler", "hints", "key_ttl", "kwargs", "probe", "secrets", "takes_key")
 
     def __init__(
         self,
@@ -147,6 +178,8 @@ class Target:
         takes_key: bool = False,
         probe: Callable[[dict[str, Any], str], Any] | None = None,
         key_ttl: float | None = None,
+        hints: Mapping[str, Any] | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         self.fn = fn
         self.kwargs = kwargs
@@ -154,13 +187,16 @@ class Target:
         self.takes_key = takes_key
         self.probe = probe
         self.key_ttl = key_ttl
+        self.secrets = secrets
+        self.hints: Mapping[str, Any] = hints if hints is not None else registry.annotations_of(fn)
 
 
 def target(run: Run, step: Step, attempt: Attempt) -> Target | str:
     """What undoes an attempt here and now, or why nothing in this process can."""
     local = run.local.get((step.number, attempt.number))
     if local is not None and local.fn is not None:
-        return Target(local.fn, dict(local.kwargs), takes_key=registry.accepts_key(local.fn))
+        takes_key = registry.accepts_key(local.fn)
+        return Target(local.fn, dict(local.kwargs), takes_key=takes_key, secrets=local.secrets)
     undo = attempt.undo
     handler = local.handler if local is not None else None
     if handler is None:
@@ -182,5 +218,12 @@ def target(run: Run, step: Step, attempt: Attempt) -> Target | str:
     except (values.Undecodable, TypeError, KeyError, ValueError) as error:
         return f"the stored arguments do not fit compensator {handler!r} ({type(error).__name__})"
     return Target(
-        entry.fn, kwargs, handler=handler, takes_key=entry.takes_key, probe=entry.probe, key_ttl=entry.key_ttl
+        entry.fn,
+        kwargs,
+        handler=handler,
+        takes_key=entry.takes_key,
+        probe=entry.probe,
+        key_ttl=entry.key_ttl,
+        hints=entry.hints,
+        secrets=local.secrets if local is not None else (),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_saga_core.clock import Clock
-from agent_saga_core.declare import StepSpec
+from agent_saga_core.declare import ActionSemantics, StepSpec
 from agent_saga_core.engine.effects import Draft
 from agent_saga_core.records import Record
 from agent_saga_core.state import Attempt, SagaFold, Step
@@ -118,12 +118,19 @@ class Running:
 class LocalUndo:
     """An inverse with this process's own objects."""
 
-    __slots__ = ("fn", "handler", "kwargs")
+    __slots__ = ("fn", "handler", "kwargs", "secrets")
 
-    def __init__(self, handler: str | None, fn: Callable[..., Any] | None, kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        handler: str | None,
+        fn: Callable[..., Any] | None,
+        kwargs: Mapping[str, Any],
+        secrets: Sequence[str] = (),
+    ) -> None:
         self.handler = handler
         self.fn = fn
         self.kwargs = kwargs
+        self.secrets = secrets  # texts that its arguments may show and messages may not
 
 
 class Run:
@@ -191,7 +198,11 @@ class Run:
         while pending:
             record = pending[0]
             if record.n >= fold.next_n:
-                self.ticket = self.log.append(record)
+                try:
+                    self.ticket = self.log.append(record)
+                except ValueError:  # refused for what it holds: nothing of this decision is anywhere, nor will be
+                    pending.clear()
+                    raise
                 fold.apply(record)
             pending.pop(0)
 
@@ -241,6 +252,8 @@ class Run:
         if step.probe is not None or (spec is not None and spec.probe is not None):
             return True
         undo = attempt.undo
+        if step.semantics is ActionSemantics.REVERSIBLE:
+            return undo is not None and "paths" not in undo
         return undo is not None and undo.get("if_absent") in ("noop", "forbids") and "paths" not in undo
 
     def settle_at(self, step: Step, attempt: Attempt) -> float:

@@ -16,7 +16,7 @@ from agent_saga_core.records import RecordType
 from agent_saga_core.registry import probe_named
 from agent_saga_core.state import SETTLED_ABSENT, Attempt, Step, StepStatus
 
-__all__ = ["Settled", "done_data", "in_transit", "settle", "take"]
+__all__ = ["Settled", "done_data", "in_transit", "recorded", "settle", "take"]
 
 
 class Settled(Enum):
@@ -125,7 +125,7 @@ def _settle(run: Run, step: Step, attempt: Attempt, keep: bool) -> Flow[Settled]
     if seen is not None and seen.landed is False and (seen.final or conclusive):
         yield Append(partial(_absent, run, step, attempt, seen))
         return Settled.ABSENT
-    if_absent = _undo_if_absent(attempt)
+    if_absent = _undo_if_absent(step, attempt)
     if if_absent == "forbids" or (if_absent == "noop" and conclusive):
         return (yield from _undo(run, step, attempt))
     if not conclusive and run.has_means(step, attempt):
@@ -133,10 +133,12 @@ def _settle(run: Run, step: Step, attempt: Attempt, keep: bool) -> Flow[Settled]
     return Settled.OPEN
 
 
-def _undo_if_absent(attempt: Attempt) -> str:
+def _undo_if_absent(step: Step, attempt: Attempt) -> str:
     undo = attempt.undo
     if undo is None or "paths" in undo:
         return "unsafe"
+    if step.semantics is ActionSemantics.REVERSIBLE:
+        return "forbids"  # private state put back where it was, whatever became of the call: nothing can land later
     return str(undo.get("if_absent", "unsafe"))
 
 
@@ -177,19 +179,15 @@ def _derived(
     if seen.result is None:
         return None, None, "it landed, and its probe knows no result to derive the undo from"
     args = values.decode_args(attempt.args, spec.hints if spec is not None else {}, strict=False)
-    return from_result(run, spec, step, attempt, args, seen.result)
+    secrets = recorded(run, seen.result, spec.result_type if spec is not None else None)[1]
+    return from_result(run, spec, step, attempt, args, seen.result, secrets)
 
 
 def done_data(
-    run: Run,
-    step: int,
-    attempt: int,
-    result: object,
-    hint: Any,
-    derived: tuple[dict[str, Any] | None, LocalUndo | None, str | None],
+    step: int, attempt: int, recorded: Any, derived: tuple[dict[str, Any] | None, LocalUndo | None, str | None]
 ) -> dict[str, Any]:
     """What DONE holds: the result or its digest, and the inverse or why there is none."""
-    data: dict[str, Any] = {"step": step, "attempt": attempt, "result": _recorded(run, result, hint)}
+    data: dict[str, Any] = {"step": step, "attempt": attempt, "result": recorded}
     undo, _local, undo_error = derived
     if undo is not None:
         data["undo"] = undo
@@ -198,18 +196,22 @@ def done_data(
     return data
 
 
-def _recorded(run: Run, result: object, hint: Any) -> Any:
-    """A result as the log holds it. What cannot be carried, or is too large, becomes a digest, never a failed step."""
+def recorded(run: Run, result: object, hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """A result as the log holds it, and the texts that it hides there.
+
+    What cannot be carried, or is too large, becomes a digest, never a failed step.
+    """
     try:
-        data = values.encode(result, where="result", hint=hint).data
+        encoded = values.encode(result, where="result", hint=hint)
     except values.Unstorable as error:
-        return values.digested(None, reason=str(error))
-    if values.is_small(data, limit=run.log.max_result_bytes):
-        return data
-    size = values.json_bytes(data)
-    if len(size) <= run.log.max_result_bytes:
-        return data
-    return values.digested(size, reason=f"larger than {run.log.max_result_bytes} bytes")
+        return values.digested(None, reason=str(error)), ()
+    limit = run.log.max_result_bytes
+    if values.is_small(encoded.data, limit=limit):
+        return encoded.data, encoded.secrets
+    size = values.json_bytes(encoded.data)
+    if len(size) <= limit:
+        return encoded.data, encoded.secrets
+    return values.digested(size, reason=f"larger than {limit} bytes"), encoded.secrets
 
 
 def _lost(run: Run, step: Step, attempt: Attempt) -> Transition:
@@ -232,7 +234,8 @@ def _landed(
     keep: bool,
 ) -> Transition:
     spec = run.specs.get(step.number)
-    data = done_data(run, step.number, attempt.number, seen.result, spec.result_type if spec else None, derived)
+    result, _ = recorded(run, seen.result, spec.result_type if spec else None)
+    data = done_data(step.number, attempt.number, result, derived)
     if seen.result is None:
         del data["result"]
     data["by"] = "probe"

@@ -6,6 +6,8 @@ import inspect
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.engine.effects import (
@@ -24,7 +26,7 @@ from agent_saga_core.engine.finish import abort
 from agent_saga_core.engine.inverse import from_result, stored_at_intent
 from agent_saga_core.engine.keys import derive_key
 from agent_saga_core.engine.run import LocalUndo, Run, Running, StepCall
-from agent_saga_core.engine.settle import Settled, done_data, in_transit, settle
+from agent_saga_core.engine.settle import Settled, done_data, in_transit, recorded, settle
 from agent_saga_core.engine.unwind import after_scope
 from agent_saga_core.errors import (
     ApprovalRequired,
@@ -321,27 +323,16 @@ def _give_back(run: Run, call: StepCall) -> None:
 # --- approval
 
 
-class StepRequest:
-    """What a gate is asked about an IRREVERSIBLE call.
+class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate is asked about an IRREVERSIBLE call."""
 
-    Attributes:
-        saga_id: The saga.
-        tool: The tool's name.
-        args: The arguments by name, secrets replaced; plain data for people and policies.
-        semantics: IRREVERSIBLE.
-        key: The declared key of the call, or None.
-    """
-
-    __slots__ = ("args", "key", "saga_id", "semantics", "tool")
-
-    def __init__(
-        self, *, saga_id: str, tool: str, args: dict[str, Any], semantics: ActionSemantics, key: str | None
-    ) -> None:
-        self.saga_id = saga_id
-        self.tool = tool
-        self.args = args
-        self.semantics = semantics
-        self.key = key
+    saga_id: str
+    tool: str
+    args: dict[str, Any]
+    """The arguments by name, secrets replaced; plain data for people and policies."""
+    semantics: ActionSemantics
+    key: str | None = None
+    """The declared key of the call, or None."""
 
 
 def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
@@ -427,8 +418,10 @@ def _conclude(run: Run, call: StepCall, token: object, step: Step, attempt: Atte
     """Record how the call ended, settle what can be settled, and say what the framework hears."""
     spec = call.spec
     if outcome.error is None and not _generator(outcome.value):
-        derived = from_result(run, spec, step, attempt, call.args, outcome.value)
-        data = done_data(run, step.number, attempt.number, outcome.value, spec.result_type, derived)
+        result, hidden = recorded(run, outcome.value, spec.result_type)
+        secrets = (*call.encoded.secrets, *hidden)
+        derived = from_result(run, spec, step, attempt, call.args, outcome.value, secrets)
+        data = done_data(step.number, attempt.number, result, derived)
         yield Append(partial(_done, run, token, data, derived[1], outcome.value))
         if spec.semantics.durable:
             interrupted = yield (Flush(heed=True) if run.options.durability == "strict" else Write())
@@ -443,12 +436,13 @@ def _conclude_failed(
     run: Run, call: StepCall, token: object, step: Step, attempt: Attempt, outcome: Outcome
 ) -> Flow[Outcome]:
     spec = call.spec
-    if outcome.error is None:
+    generator = outcome.error is None
+    if generator:
         outcome = Outcome(error=_generator_refused(spec.tool))
     error = outcome.error
     assert error is not None
     absent = outcome.never_started or (not outcome.still_running and spec.says_not_applied(error))
-    kind: str = yield Append(partial(_failed, run, token, step, attempt, outcome, absent))
+    kind: str = yield Append(partial(_failed, run, token, step, attempt, outcome, absent, generator))
     if kind == "abort":
         yield Flush()
     elif kind == "settle":
@@ -496,7 +490,9 @@ def _done(run: Run, token: object, data: dict[str, Any], local: LocalUndo | None
     return [(RecordType.DONE, data)], None
 
 
-def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool) -> Transition:
+def _failed(
+    run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool, generator: bool
+) -> Transition:
     """Record a call that raised; answers "absent", "later", "settle" or "abort"."""
     error = outcome.error
     assert error is not None
@@ -514,7 +510,7 @@ def _failed(run: Run, token: object, step: Step, attempt: Attempt, outcome: Outc
         return [], "absent"
     if attempt.status is not StepStatus.INTENDED:  # it ended while it was being given up
         return [(RecordType.ABORT, {"reason": reason})], "abort"
-    if absent or step.semantics is ActionSemantics.READ_ONLY:
+    if absent or (step.semantics is ActionSemantics.READ_ONLY and not generator):
         if running is not None:
             _give_back(run, running.call)
         return [(RecordType.NOT_APPLIED, data)], "absent"
@@ -552,8 +548,10 @@ def _late(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt,
     landed = outcome.error is None and not _generator(outcome.value)
     data: dict[str, Any] = {}
     if landed:
-        derived = from_result(run, call.spec, step, attempt, call.args, outcome.value)
-        data = done_data(run, step.number, attempt.number, outcome.value, call.spec.result_type, derived)
+        result, hidden = recorded(run, outcome.value, call.spec.result_type)
+        secrets = (*call.encoded.secrets, *hidden)
+        derived = from_result(run, call.spec, step, attempt, call.args, outcome.value, secrets)
+        data = done_data(step.number, attempt.number, result, derived)
     absent = outcome.error is not None and call.spec.says_not_applied(outcome.error)
     tail = object()  # the caller's own flow may still be under way
     try:

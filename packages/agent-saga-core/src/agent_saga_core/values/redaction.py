@@ -27,6 +27,7 @@ __all__ = [
     "current_redaction",
     "describe_error",
     "is_secret_type",
+    "legible",
     "resolve_credentials",
     "scrub",
     "secret_forms",
@@ -374,6 +375,11 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
         position = max(position, end)
     pieces.append(text[position:])
     return "".join(pieces)
+
+
+def legible(text: object) -> str:
+    """Free text of people and programs as the log can hold it: lone surrogates are spelled out."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 def describe_error(exc: BaseException, secrets: Iterable[str] = (), *, limit: int = 500) -> str:
