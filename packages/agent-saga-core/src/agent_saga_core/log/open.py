@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote
-
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogUnavailable
 from agent_saga_core.log.base import Log
@@ -32,6 +30,8 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
         LogUnavailable: There is no log and none may or can be made.
         LogCorrupted: What is there is no log any more.
     """
+    from urllib.parse import unquote  # 3 ms that the import of the core does not need
+
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme or scheme not in ("file", "memory", *_LATER):
         raise ValueError(f"{url!r} is no address of a log; for a directory write {'file:' + url!r}")
@@ -58,6 +58,8 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
 
 
 def _options(url: str, query: str) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
     try:
         return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError:
