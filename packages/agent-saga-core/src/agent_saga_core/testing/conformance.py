@@ -333,10 +333,9 @@ class LogConformance:
         pause = threading.Event()
 
         def work(one: Log) -> int:
-            done = 0
-            for _ in range(TRIES):
-                if done == 5:
-                    break
+            done = tries = 0
+            while done < 5 and tries < TRIES:
+                tries += 1
                 try:
                     found = one.claim(saga)
                 except SagaBusy:
