@@ -36,7 +36,7 @@ coverage *args:
 demo:
     uv run agent-saga demo
 
-# the figures of docs/design.md, as ratios to a bare write and sync
+# the figures of docs/performance.md, beside a bare write and sync
 bench *args:
     uv run --all-packages python -m benchmarks {{ args }}
 
