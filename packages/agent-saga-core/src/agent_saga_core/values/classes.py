@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from enum import Enum, Flag
 from functools import lru_cache
@@ -51,6 +52,8 @@ def own_class(kind: type[Any]) -> _Plan | None:
         return _Plan("$dataclass", _write_fields("$dataclass", _dataclass_fields(kind), kind), _read_dataclass)
     if kind.__module__.startswith(("pydantic.networks", "pydantic_core")) and hasattr(kind, "unicode_string"):
         return _Plan("$url", _write_url, _read_url)
+    if issubclass(kind, defaultdict):
+        return None  # holds code besides its members, and from Python 3.12 on looks like a class written in Python
     if base in _BASES and not any(vars(cls).get("__slots__") for cls in kind.__mro__):
         return _Plan("$subclass", _write_subclass, _read_subclass)
     return None
