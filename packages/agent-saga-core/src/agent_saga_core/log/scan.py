@@ -125,7 +125,7 @@ class Skip(NamedTuple):
 class _State:
     """How far a stream is read. Replaced as a whole, so that an interrupted read is simply done again."""
 
-    __slots__ = ("before", "damage", "ended", "peers", "region", "stuck", "synced", "tail")
+    __slots__ = ("before", "cut", "damage", "ended", "peers", "region", "stuck", "synced", "tail")
 
     def __init__(self, tail: Tail) -> None:
         self.before = tail  # as it was where this segment begins
@@ -135,6 +135,7 @@ class _State:
         self.stuck = False
         self.peers: frozenset[str] | None = None
         self.region: _Region | None = None
+        self.cut: tuple[bytes, int] | None = None  # a line whose frame is damaged, and where it ends
         self.damage: tuple[Damage, ...] = ()
 
 
@@ -437,7 +438,7 @@ class Stream:
                 elif self._is_torn(state, line, descriptor):
                     state.stuck = True
                     return
-                else:
+                elif not _is_rest(state.cut, line, tail.offset):
                     state.region = _Region(tail.offset, line, tail)
             state.tail = state.tail._replace(offset=state.tail.offset + len(line) + 1)
             return
@@ -483,6 +484,7 @@ class Stream:
             self._add(state, tail.offset, "a saga id is written as no writer writes it", None)
         elif match is None:
             self._add(state, tail.offset, "the frame of a record is damaged", (saga_id,))
+            state.cut = line, tail.offset + len(line) + 1
         elif match["salt"] is not None and _hash(match["salt"], match["data"]) != match["digest"]:
             self._add(state, tail.offset, "the data of a record are not those that were written", (saga_id,))
         elif (
@@ -695,6 +697,13 @@ def _is_whole(line: bytes) -> bool:
     if match is None:
         return HEAD_LINE.fullmatch(line) is not None or END_LINE.fullmatch(line) is not None
     return match["salt"] is None or _hash(match["salt"], match["data"]) == match["digest"]
+
+
+def _is_rest(cut: tuple[bytes, int] | None, line: bytes, offset: int) -> bool:
+    """Whether a byte of the line before became a newline, and `line`, at `offset`, is what stood behind it."""
+    if cut is None or cut[1] != offset:
+        return False
+    return any(_is_whole(b"%b%c%b" % (cut[0], 0x0A ^ 1 << bit, line)) for bit in range(8))
 
 
 def _one_bit_off(chain: bytes, header: bytes, wanted: bytes) -> bytes | None:
