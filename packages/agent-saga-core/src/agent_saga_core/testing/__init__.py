@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent_saga_core.testing.adapters import AdapterHarness, Call, Deferred, Entry, Ran, Script, Turn
     from agent_saga_core.testing.clock import ManualClock
     from agent_saga_core.testing.conformance import LogConformance
     from agent_saga_core.testing.faulty import Fault, FaultyLog
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from agent_saga_core.testing.prove import aprove_rollback, prove_rollback
 
 __all__ = [
+    "AdapterHarness",
+    "Call",
+    "Deferred",
+    "Entry",
     "Fault",
     "FaultyLog",
     "Invariants",
@@ -25,12 +30,19 @@ __all__ = [
     "ManualClock",
     "Probe",
     "Proof",
+    "Ran",
+    "Script",
+    "Turn",
     "aprove_rollback",
     "prove_rollback",
     "verify_invariants",
 ]
 
 _HOMES = {
+    "AdapterHarness": "adapters",
+    "Call": "adapters",
+    "Deferred": "adapters",
+    "Entry": "adapters",
     "Fault": "faulty",
     "FaultyLog": "faulty",
     "Invariants": "invariants",
@@ -38,6 +50,9 @@ _HOMES = {
     "ManualClock": "clock",
     "Probe": "proof",
     "Proof": "proof",
+    "Ran": "adapters",
+    "Script": "adapters",
+    "Turn": "adapters",
     "aprove_rollback": "prove",
     "prove_rollback": "prove",
     "verify_invariants": "invariants",
