@@ -138,7 +138,7 @@ def records_per_sync(directory: Path, threads: int = 32, steps: int = 40) -> flo
         def work(thread: int) -> None:
             for n in range(steps):
                 given = {"customer": "cus_7", "n": thread * 1000 + n}
-                saga.run_step(charge.__agent_saga__, given, lambda key: {"id": "x"})
+                saga.run_step(charge.__agent_saga__.spec, given, lambda key: {"id": "x"})
 
         workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
         log.syncs = log.records = 0

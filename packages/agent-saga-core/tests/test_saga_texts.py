@@ -267,7 +267,8 @@ def test_what_a_gate_is_asked_can_be_compared_and_shown(log):
 
     with saga_scope("s", log=log, approve=approve) as saga:
         saga.execute("mail", lambda to: None, args={"to": "a"}, semantics="IRREVERSIBLE", key="k")
-    expected = StepRequest(saga_id="s", tool="mail", args={"to": "a"}, semantics="IRREVERSIBLE", key="k")
+    token = asked[0].token
+    expected = StepRequest(saga_id="s", tool="mail", args={"to": "a"}, semantics="IRREVERSIBLE", key="k", token=token)
     assert asked == [expected] and "mail" in repr(asked[0])
 
 

@@ -151,7 +151,7 @@ def test_parallel_steps_in_threads(shop):
     def scenario():
         with saga_scope() as saga, ThreadPoolExecutor(2) as pool:
             for future in [
-                pool.submit(saga.run_step, tool.__agent_saga__, {"value": n}, lambda key, n=n: shop.put(n, key))
+                pool.submit(saga.run_step, tool.__agent_saga__.spec, {"value": n}, lambda key, n=n: shop.put(n, key))
                 for n, tool in enumerate((book, pay))
             ]:
                 future.result()
@@ -348,7 +348,7 @@ async def test_an_offloaded_step(shop):
 
     async def scenario():
         async with saga_scope() as saga:
-            await saga.arun_step(book.__agent_saga__, {"value": 1}, lambda key: shop.put(1, key))
+            await saga.arun_step(book.__agent_saga__.spec, {"value": 1}, lambda key: shop.put(1, key))
 
     proof = await shop.aprove(scenario)
     assert proof.proven, proof

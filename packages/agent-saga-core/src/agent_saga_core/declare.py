@@ -333,6 +333,7 @@ class StepSpec:
         hints: The annotations of the tool's parameters.
         offload: Whether an async caller runs it in a worker thread.
         require_saga: Whether calling it without a saga is refused.
+        interrupts: The exceptions by which the tool's framework pauses a call, to make it again later.
     """
 
     tool: str
@@ -351,6 +352,7 @@ class StepSpec:
     hints: Mapping[str, Any] = field(default_factory=dict[str, Any])
     offload: bool = False
     require_saga: bool = False
+    interrupts: tuple[type[BaseException], ...] = ()
 
     @classmethod
     def declared(
@@ -368,6 +370,7 @@ class StepSpec:
         hints: Mapping[str, Any] | None = None,
         offload: bool = False,
         require_saga: bool = False,
+        interrupts: tuple[type[BaseException], ...] = (),
     ) -> StepSpec:
         """Check a declaration and give its parts their final form.
 
@@ -401,6 +404,7 @@ class StepSpec:
             hints=hints or {},
             offload=offload,
             require_saga=require_saga,
+            interrupts=interrupts,
         )
 
     @property

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
     asyncio = LazyModule("asyncio")
 
-__all__ = ["CALLS", "CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "adrive", "asleep", "current_step", "drive"]
+__all__ = ["CALLS", "CURRENT_SAGA", "CURRENT_STEP", "INSIDE", "STRAIGHT", "adrive", "asleep", "current_step", "drive"]
 
 T = TypeVar("T")
 log = logging.getLogger("agent_saga")
@@ -49,6 +49,8 @@ CURRENT_SAGA: contextvars.ContextVar[Any] = contextvars.ContextVar("agent_saga",
 CURRENT_STEP: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("agent_saga_step", default=None)
 INSIDE: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("agent_saga_inside", default=())
 """The tokens of the forward calls that the current code runs in, outermost first."""
+STRAIGHT: contextvars.ContextVar[bool] = contextvars.ContextVar("agent_saga_straight", default=False)
+"""Whether this code runs for the engine itself (a probe, a compensation, a gate): tools in it call straight through."""
 
 CALLS: list[Callable[[Call, Run, bool], Call]] = []
 """The test kit's seam: the last one here may replace a call before it is made. Empty in production. The third argument
@@ -188,12 +190,13 @@ class _Inside:
     `leave` may be called again, after an interrupt in the middle of entering or leaving.
     """
 
-    __slots__ = ("_effect", "_other", "_step")
+    __slots__ = ("_effect", "_other", "_step", "_straight")
 
     def __init__(self, effect: Call) -> None:
         self._effect = effect
         self._step = CURRENT_STEP.get()
         self._other: Any = INSIDE.get() if effect.kind == "forward" else CURRENT_SAGA.get()
+        self._straight = effect.kind != "forward" and STRAIGHT.get()
 
     def __enter__(self) -> None:
         effect = self._effect
@@ -202,6 +205,7 @@ class _Inside:
             INSIDE.set((*self._other, effect.token))
         else:
             CURRENT_SAGA.set(None)
+            STRAIGHT.set(True)
 
     def __exit__(self, *_: object) -> None:
         self.leave()
@@ -212,6 +216,7 @@ class _Inside:
             INSIDE.set(self._other)
         else:
             CURRENT_SAGA.set(self._other)
+            STRAIGHT.set(self._straight)
 
 
 def _call(effect: Call, run: Run) -> Outcome:

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -19,7 +20,7 @@ from agent_saga_core.engine.calls import has_async_part, prepare
 from agent_saga_core.engine.effects import Flow
 from agent_saga_core.engine.finish import abort, finish, finish_savepoint, leave_savepoint, suspend
 from agent_saga_core.engine.reopen import opening
-from agent_saga_core.engine.run import Options, Run, StepCall
+from agent_saga_core.engine.run import CallSite, Options, Run, StepCall
 from agent_saga_core.engine.step import abandon, step
 from agent_saga_core.engine.unwind import release
 from agent_saga_core.errors import (
@@ -220,6 +221,11 @@ class Saga:
             return self._opened.fold.report()
 
     @property
+    def refusals(self) -> int:
+        """How many calls were refused because the saga takes no new step."""
+        return self._run.refusals
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The plain data stored with it."""
         return dict(self._run.fold.metadata)
@@ -233,6 +239,10 @@ class Saga:
     def _is_open(self) -> bool:
         run = self._opened
         return run is not None and self._pid == os.getpid() and not run.over and not run.suspended
+
+    def same_as(self, other: Saga) -> bool:
+        """Whether both are the same saga, be it in different savepoints."""
+        return self._opened is not None and self._opened is other._opened
 
     # --- steps
 
@@ -326,10 +336,16 @@ class Saga:
         *,
         key: str | None = None,
         call_id: str | None = None,
+        site: CallSite | None = None,
+        approve: Callable[..., Any] | None = None,
     ) -> Any:
-        """`execute` for a declaration that is already checked; `invoke(idempotency_key)` makes the call."""
+        """`execute` for a declaration that is already checked; `invoke(idempotency_key)` makes the call.
+
+        `site` is where a framework made the call; `approve` is asked instead of the scope's own gate.
+        """
         run = self._stepping()
-        call = self._prepare(run, spec, args, invoke, key, call_id)
+        call = self._prepare(run, spec, args, invoke, key, call_id, site)
+        call.approve = approve
         token, around = object(), _surroundings()
         try:
             outcome = drive(step(run, call, token), run)
@@ -349,6 +365,8 @@ class Saga:
         *,
         key: str | None = None,
         call_id: str | None = None,
+        site: CallSite | None = None,
+        approve: Callable[..., Any] | None = None,
     ) -> Any:
         """`aexecute` for a declaration that is already checked; `invoke(idempotency_key)` makes the call."""
         run = self._stepping()
@@ -357,7 +375,8 @@ class Saga:
                 "This scope was opened with `with` on a running event loop, which its end will block: it takes no "
                 "async step there. Use `async with saga_scope(...)`."
             )
-        call = self._prepare(run, spec, args, invoke, key, call_id)
+        call = self._prepare(run, spec, args, invoke, key, call_id, site)
+        call.approve = approve
         call.settle_later = False
         token, around = object(), _surroundings()
         held: list[asyncio.CancelledError] = []
@@ -391,6 +410,7 @@ class Saga:
         invoke: Callable[[str], Any],
         key: str | None,
         call_id: str | None,
+        site: CallSite | None = None,
     ) -> StepCall:
         around = CURRENT_STEP.get()
         inside = around is not None and around.saga_id == run.saga_id and around.direction == "forward"
@@ -404,6 +424,7 @@ class Saga:
             call_id=call_id,
             parent=around.number if inside and around is not None else None,
             enclosing=INSIDE.get(),
+            site=site,
         )
         loop = _running_loop()
         if (loop is not None or self._blocks is not None) and has_async_part(spec):
@@ -457,6 +478,16 @@ class Saga:
             SagaNotRunning: It is already ending.
             ValueError: The deadline is no finite number of seconds.
         """
+        run, seconds = self._suspendable(deadline)
+        try:
+            left = drive(suspend(run, values.legible(reason), seconds), run)
+        except BaseException:
+            if run.suspended:  # the scope's end does nothing any more: what the log holds is for the next owner
+                run.log.release(run.saga_id)
+            raise
+        self._suspended(run, left)
+
+    def _suspendable(self, deadline: float | None) -> tuple[Run, float]:
         run = self._stepping()
         if run.over or run.closing or run.replay_only or run.suspended:
             raise SagaNotRunning(
@@ -467,18 +498,40 @@ class Saga:
         seconds = SUSPENDED_FOR if deadline is None else deadline
         if not 0 <= seconds < 1e10:  # NaN is neither; what is later than that, no reader can make a date of
             raise ValueError("A deadline is a number of seconds from now. Write for example deadline=3600.0.")
-        try:
-            left = drive(suspend(run, values.legible(reason), seconds), run)
-        except BaseException:
-            if run.suspended:  # the scope's end does nothing any more: what the log holds is for the next owner
-                run.log.release(run.saga_id)
-            raise
+        return run, seconds
+
+    def _suspended(self, run: Run, left: bool) -> None:
         if not left:
             raise SagaBusy(
                 f"saga {run.saga_id!r}: a step is still running, so it was not suspended. Wait for its steps first.",
                 saga_id=run.saga_id,
             )
         run.log.release(run.saga_id)
+
+    async def asuspend(self, reason: str, *, deadline: float | None = None) -> None:
+        """Like `suspend`, without blocking the running loop, on which the steps that it waits for may run."""
+        run, seconds = self._suspendable(deadline)
+        held: list[asyncio.CancelledError] = []
+        try:
+            left = await adrive(suspend(run, values.legible(reason), seconds), run, held, shield=True)
+        except BaseException:
+            if run.suspended:
+                run.log.release(run.saga_id)
+            raise
+        self._suspended(run, left)
+        if held:
+            raise held[0]
+
+    @contextmanager
+    def attached(self) -> Generator[Self]:
+        """Make this the current saga of the running code for the block, on whatever thread or loop that is."""
+        before = current_saga()
+        CURRENT_SAGA.set(self)
+        try:
+            yield self
+        finally:
+            if current_saga() is self:
+                CURRENT_SAGA.set(before)
 
     def savepoint(self) -> Saga:
         """A scope in this saga whose failure undoes only its own steps. One may be open at a time in each scope."""

@@ -496,7 +496,9 @@ def _unknown(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
 
 
 def _paused(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
-    _attempt(state, data).status = StepStatus.PAUSED
+    attempt = _attempt(state, data)
+    attempt.status = StepStatus.PAUSED
+    attempt.in_transit = False
 
 
 def _abort(state: SagaFold, record: Record, data: dict[str, Any]) -> None:

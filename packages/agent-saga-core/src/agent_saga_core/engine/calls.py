@@ -13,7 +13,7 @@ import msgspec
 from agent_saga_core import paths, registry, values
 from agent_saga_core.declare import StepSpec
 from agent_saga_core.engine.inverse import from_arguments
-from agent_saga_core.engine.run import Run, StepCall
+from agent_saga_core.engine.run import CallSite, Run, StepCall
 from agent_saga_core.errors import DeclarationError
 
 __all__ = ["has_async_part", "prepare"]
@@ -30,6 +30,7 @@ def prepare(
     call_id: str | None,
     parent: int | None,
     enclosing: tuple[object, ...],
+    site: CallSite | None = None,
 ) -> StepCall:
     """Make a `StepCall`. What is wrong with it becomes `StepCall.refused`, so that the refusal is on record."""
     # The key is ours to give: a value that the model gave is neither recorded nor part of the identity.
@@ -49,8 +50,10 @@ def prepare(
             declared = key if key is not None else _declared_key(spec, given)
             declared = _spelled(spec.tool, "key", declared, encoded.secrets)
             call_id = _spelled(spec.tool, "call id", call_id, encoded.secrets)
+            site = _spelled_site(spec.tool, site, encoded.secrets)
         except DeclarationError as error:
-            refused, declared, call_id = error, None, None
+            refused, declared, call_id, site = error, None, None, None
+    counted = ("n", scope, spec.tool, fingerprint) if site is None else _counted_at(site, scope, spec.tool)
     call = StepCall(
         spec=spec,
         args=given,
@@ -58,8 +61,10 @@ def prepare(
         fingerprint=fingerprint,
         invoke=invoke,
         scope=scope,
-        identity=_explicit_identity(spec.tool, declared, call_id),
-        base=_json(("n", scope, spec.tool, fingerprint)),
+        identity=_explicit_identity(spec.tool, declared, call_id, site),
+        base=_json(counted),
+        explicit=site is not None or declared is not None or call_id is not None,
+        body=site.body if site is not None else None,
         parent=parent,
         enclosing=enclosing,
         declared_key=declared,
@@ -98,12 +103,32 @@ def _json(parts: tuple[str, ...]) -> str:
     return msgspec.json.encode(parts).decode()
 
 
-def _explicit_identity(tool: str, key: str | None, call_id: str | None) -> str | None:
+def _explicit_identity(tool: str, key: str | None, call_id: str | None, site: CallSite | None) -> str | None:
     if key is not None:
         return _json(("key", tool, key))
     if call_id is not None:
         return _json(("call", tool, call_id))
+    if site is not None and site.call_id is not None:
+        return _json(("call", site.adapter, site.scope, tool, site.call_id))
     return None
+
+
+def _counted_at(site: CallSite, scope: str, tool: str) -> tuple[str, ...]:
+    """What calls without an id have in common that are counted together.
+
+    A call counted within a body is the same call in the next execution of that body; one that is counted in the saga
+    goes on counting when the saga goes on ("n", see `reopen`).
+    """
+    return ("n" if site.body is None else "body", scope, site.adapter, site.scope, tool)
+
+
+def _spelled_site(tool: str, site: CallSite | None, secrets: tuple[str, ...]) -> CallSite | None:
+    if site is None:
+        return None
+    return site._replace(
+        scope=_spelled(tool, "run scope", site.scope, secrets) or "",
+        call_id=_spelled(tool, "call id", site.call_id, secrets),
+    )
 
 
 def _declared_key(spec: StepSpec, args: dict[str, Any]) -> str | None:

@@ -104,7 +104,8 @@ def _open_steps(run: Run) -> list[tuple[Step, Attempt]]:
         for step in run.fold.steps
         if step.semantics is not ActionSemantics.READ_ONLY
         for attempt in step.attempts
-        if attempt.unsettled and step.semantics is not ActionSemantics.REVERSIBLE
+        if attempt.unsettled and attempt.status is not StepStatus.PAUSED
+        if step.semantics is not ActionSemantics.REVERSIBLE
     ]
 
 
@@ -149,7 +150,7 @@ def _gone(run: Run) -> Transition:
         at = {"step": step.number, "attempt": step.last.number}
         if step.semantics is ActionSemantics.REVERSIBLE and step.last.open:
             records.append((RecordType.COMPENSATED, {**at, "gone": True}))
-        elif step.semantics is ActionSemantics.READ_ONLY and step.last.unsettled:
+        elif step.semantics is ActionSemantics.READ_ONLY and step.last.status is StepStatus.INTENDED:
             records.append((RecordType.NOT_APPLIED, {**at, "reason": "the process that made the call is gone"}))
     return records, None
 
@@ -165,7 +166,7 @@ def _continue_counts(run: Run) -> None:
     for step in run.fold.steps:
         base, sign, number = step.identity.rpartition("#")
         if sign and number.isdigit() and step.last.open and _counted(base):
-            run.taken.setdefault(base, set()).add(int(number))
+            run.taken.setdefault((base, None), set()).add(int(number))
 
 
 def _counted(base: str) -> bool:

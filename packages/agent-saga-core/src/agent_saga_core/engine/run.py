@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.declare import ActionSemantics, StepSpec
@@ -16,7 +16,7 @@ from agent_saga_core.values import Encoded
 if TYPE_CHECKING:
     from agent_saga_core.log.base import Log
 
-__all__ = ["Attempted", "LocalUndo", "Options", "Run", "Running", "StepCall"]
+__all__ = ["Attempted", "CallSite", "LocalUndo", "Options", "Run", "Running", "StepCall"]
 
 Attempted = tuple[int, int]
 """Step number and attempt number."""
@@ -43,12 +43,27 @@ class Options:
         self.resume = resume
 
 
+class CallSite(NamedTuple):
+    """Where a call was made, in the words of its framework: what makes the call the same one after a resume."""
+
+    adapter: str
+    """Whose words these are."""
+    scope: str = ""
+    """The part of the run that made the call, named as it will be named after a resume."""
+    call_id: str | None = None
+    """The framework's id of the call, unique within `scope`."""
+    body: Hashable = None
+    """One execution of the code that makes the calls. Calls without an id are counted within it; None: in the saga."""
+
+
 class StepCall:
     """One call of a tool in a scope, from its lookup to its outcome."""
 
     __slots__ = (
+        "approve",
         "args",
         "base",
+        "body",
         "declared_key",
         "encoded",
         "enclosing",
@@ -81,6 +96,8 @@ class StepCall:
         enclosing: tuple[object, ...],
         declared_key: str | None = None,
         refused: BaseException | None = None,
+        explicit: bool = False,
+        body: Hashable = None,
     ) -> None:
         self.spec = spec
         self.args = args
@@ -89,7 +106,8 @@ class StepCall:
         self.invoke = invoke
         self.scope = scope
         self.declared_key = declared_key
-        self.explicit = identity is not None  # a declared key or a call id, not a count
+        self.explicit = explicit  # the identity alone says which call it is: other arguments are a conflict
+        self.body = body
         self.identity = identity or ""
         self.base = base
         self.occurrence = -1
@@ -97,6 +115,7 @@ class StepCall:
         self.enclosing = enclosing
         self.refused = refused  # found wanting while it was prepared: recorded as NOT_APPLIED, then raised
         self.settle_later = False  # its probe or inverse is async, and this caller blocks the loop it would run on
+        self.approve: Callable[..., Any] | None = None  # asked instead of the scope's own gate
         self.undo_kwargs: dict[str, Any] | None = None
         self.undo_stored: dict[str, Any] | None = None
 
@@ -159,7 +178,7 @@ class Run:
         self.busy: set[Attempted] = set()
         self.born: dict[Attempted, float] = {}
         self.local: dict[Attempted, LocalUndo] = {}
-        self.taken: dict[str, set[int]] = {}
+        self.taken: dict[tuple[str, Hashable], set[int]] = {}
         self.unsettled: set[Attempted] = set()
         self.must_undo: set[Attempted] = set()
         self.recorded: set[int] = set()

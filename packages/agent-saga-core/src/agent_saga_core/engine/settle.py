@@ -93,7 +93,7 @@ def settle(
         return Settled.ELSEWHERE
     try:
         if attempt.status in (StepStatus.INTENDED, StepStatus.PAUSED):
-            yield Append(partial(_lost, run, step, attempt))
+            yield Append(partial(_lost, step, attempt))
         settled = yield from _settle(run, step, attempt, keep)
         patient_until = run.clock.monotonic() + patience
         while settled is Settled.WAITING and (at := run.settle_at(step, attempt)) <= patient_until:
@@ -214,13 +214,14 @@ def recorded(run: Run, result: object, hint: Any) -> tuple[Any, tuple[str, ...]]
     return values.digested(size, reason=f"larger than {limit} bytes"), encoded.secrets
 
 
-def _lost(run: Run, step: Step, attempt: Attempt) -> Transition:
-    """A call of which nothing is known but its intent, by a process that is gone."""
+def _lost(step: Step, attempt: Attempt) -> Transition:
+    """A call of which nothing is known but its intent, by a process that is gone; or one that paused, for good."""
+    paused = attempt.status is StepStatus.PAUSED
     data = {
         "step": step.number,
         "attempt": attempt.number,
-        "error": "the process that made the call is gone",
-        "in_transit": True,
+        "error": "it paused and was not resumed" if paused else "the process that made the call is gone",
+        "in_transit": not paused,
     }
     return [(RecordType.UNKNOWN, data)], None
 

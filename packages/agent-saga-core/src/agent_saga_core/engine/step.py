@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -94,6 +95,9 @@ def _step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
             return Outcome(error=found.error)
         if found.kind == "approve":
             call.refused = yield from _approve(run, call)
+            if isinstance(call.refused, call.spec.interrupts):  # its framework asks a person, and will call again
+                _give_back(run, call)
+                return Outcome(error=call.refused)
             approved = True
             continue
         if found.kind == "settle-others":
@@ -184,7 +188,7 @@ def _count(run: Run, call: StepCall) -> None:
     A call that left nothing gives its number back: made again, it is a new attempt of the same step, so that a replay
     of the body meets the attempt that succeeded.
     """
-    taken = run.taken.setdefault(call.base, set())
+    taken = run.taken.setdefault((call.base, call.body), set())
     number = len(taken)
     if number and max(taken) >= number:
         number = next(n for n in range(number) if n not in taken)
@@ -200,9 +204,11 @@ def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
     if live is not None and live[0] in call.enclosing:
         return _Found("reenter", step)
     held = live is not None or (step.number, attempt.number) in run.busy
-    if attempt.status in SETTLED_ABSENT and not held:
+    same = attempt.fingerprint == call.fingerprint
+    if not held and (attempt.status in SETTLED_ABSENT or (attempt.status is StepStatus.PAUSED and same)):
         return None
-    if call.explicit and attempt.fingerprint != call.fingerprint:
+    if call.explicit and not same and attempt.status is not StepStatus.PAUSED:
+        _give_back(run, call)  # made again with the recorded arguments, it is the recorded call
         conflict = IdempotencyConflict(
             f"step {step.number} {step.tool!r} was already called under this identity with other arguments. "
             "Use another key for another effect."
@@ -263,6 +269,8 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
     fold, spec = run.fold, call.spec
     number = step.number if step is not None else len(fold.steps) + 1
     attempt = len(step.attempts) + 1 if step is not None else 1
+    if step is not None and step.last.status is StepStatus.PAUSED:  # the same try goes on, under the same key
+        attempt = step.last.number
     data: dict[str, Any] = {
         "step": number,
         "attempt": attempt,
@@ -273,12 +281,16 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
         "args": call.encoded.data,
         "key": derive_key(fold.nonce, call.identity, attempt, "forward"),
     }
+    if step is not None and attempt == step.last.number:
+        data["resumed"] = True
     if call.scope:
         data["scope"] = call.scope
     if call.parent is not None:
         data["parent"] = call.parent
     if call.refused is not None:
         _give_back(run, call)
+        if step is not None and attempt == step.last.number:
+            return [], _Found("refused", error=call.refused)  # what it did before it paused is still unknown
         refusal = {"step": number, "attempt": attempt, "reason": f"refused: {type(call.refused).__name__}"}
         return [(RecordType.INTENT, data), (RecordType.NOT_APPLIED, refusal)], _Found("refused", error=call.refused)
     key = (number, attempt)
@@ -317,7 +329,7 @@ def _launch(run: Run, token: object, running: Running, interrupted: BaseExceptio
 
 def _give_back(run: Run, call: StepCall) -> None:
     if call.occurrence >= 0:
-        run.taken[call.base].discard(call.occurrence)
+        run.taken[call.base, call.body].discard(call.occurrence)
 
 
 # --- approval
@@ -333,12 +345,19 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     semantics: ActionSemantics
     key: str | None = None
     """The declared key of the call, or None."""
+    token: str = ""
+    """Names exactly this call of this saga with these arguments, secrets aside: a yes to it says yes to no other."""
+
+
+def _token(run: Run, call: StepCall) -> str:
+    parts = (run.saga_id, call.identity, call.fingerprint)
+    return sha256(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
 def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
     """Ask for a yes; returns why there is none."""
-    tool = call.spec.tool
-    if run.options.approve is None:
+    tool, gate = call.spec.tool, call.approve or run.options.approve
+    if gate is None:
         return ApprovalRequired(
             f"{tool!r} is IRREVERSIBLE and nobody was asked. Open the saga with approve=callable(StepRequest) -> bool."
         )
@@ -348,9 +367,10 @@ def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
         args=values.display(call.encoded.data),
         semantics=call.spec.semantics,
         key=call.declared_key,
+        token=_token(run, call),
     )
-    outcome: Outcome = yield Call("approve", partial(run.options.approve, request))
-    if outcome.error is not None and not isinstance(outcome.error, Exception):
+    outcome: Outcome = yield Call("approve", partial(gate, request))
+    if isinstance(outcome.error, call.spec.interrupts) or not isinstance(outcome.error, Exception | None):
         return outcome.error
     if outcome.error is not None:
         refusal = ApprovalRequired(f"Asking for approval of {tool!r} failed. Nothing was done; correct approve=.")
@@ -443,7 +463,7 @@ def _conclude_failed(
     assert error is not None
     absent = outcome.never_started or (not outcome.still_running and spec.says_not_applied(error))
     kind: str = yield Append(partial(_failed, run, token, step, attempt, outcome, absent, generator))
-    if kind == "abort":
+    if kind in ("abort", "paused"):
         yield Flush()
     elif kind == "settle":
         patience = run.options.drain_timeout if spec.doubt_declared else 0.0
@@ -493,7 +513,7 @@ def _done(run: Run, token: object, data: dict[str, Any], local: LocalUndo | None
 def _failed(
     run: Run, token: object, step: Step, attempt: Attempt, outcome: Outcome, absent: bool, generator: bool
 ) -> Transition:
-    """Record a call that raised; answers "absent", "later", "settle" or "abort"."""
+    """Record a call that raised; answers "absent", "paused", "later", "settle" or "abort"."""
     error = outcome.error
     assert error is not None
     running = run.running.get(token)
@@ -510,6 +530,8 @@ def _failed(
         return [], "absent"
     if attempt.status is not StepStatus.INTENDED:  # it ended while it was being given up
         return [(RecordType.ABORT, {"reason": reason})], "abort"
+    if running is not None and not absent and isinstance(error, running.call.spec.interrupts):
+        return [(RecordType.PAUSED, data)], "paused"
     if absent or (step.semantics is ActionSemantics.READ_ONLY and not generator):
         if running is not None:
             _give_back(run, running.call)

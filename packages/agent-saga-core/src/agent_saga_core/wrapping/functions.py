@@ -1,4 +1,4 @@
-"""What declarations and adapters call: one runner, sync and async, and the decorator for plain functions."""
+"""The decorator for plain functions."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from agent_saga_core import registry
-from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, StepSpec
+from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule
 from agent_saga_core.drive import CURRENT_STEP
 from agent_saga_core.engine.calls import is_async
-from agent_saga_core.errors import DeclarationError, SagaNotRunning
-from agent_saga_core.registry import accepts_key, annotations_of
-from agent_saga_core.saga import Saga, current_saga
+from agent_saga_core.errors import DeclarationError
+from agent_saga_core.registry import accepts_key
+from agent_saga_core.wrapping.runner import Declaration, ToolRunner
 
-__all__ = ["Binding", "boundary", "saga_tool"]
+__all__ = ["Binding", "saga_tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def boundary(spec: StepSpec) -> Saga | None:
-    """The saga that a call of this tool belongs to; None to call straight through.
-
-    Raises:
-        SagaNotRunning: There is none, and the declaration requires one.
-    """
-    saga = current_saga()
-    if saga is None and spec.require_saga and CURRENT_STEP.get() is None:
-        raise SagaNotRunning(
-            f"{spec.tool!r} was called outside of a saga and is declared with require_saga=True. "
-            "Call it inside `with saga_scope():`."
-        )
-    return saga
 
 
 def saga_tool(
@@ -80,28 +64,25 @@ def saga_tool(
     def declare(fn: F) -> F:
         if hasattr(fn, "__agent_saga__"):
             raise DeclarationError(f"{fn.__qualname__!r} is a saga tool already. Declare the plain function once.")
-        inverse = compensate if compensate is not None else cast(Inverse, registry.paired_inverse(fn))
-        hints = annotations_of(fn)
-        spec = StepSpec.declared(
-            name if name is not None else getattr(fn, "__name__", type(fn).__name__),
+        declaration = Declaration(
             semantics=semantics,
-            compensate=inverse,
+            compensate=compensate,
             key=key,
             timeout=timeout,
             not_applied=not_applied,
             probe=probe,
             in_doubt=in_doubt,
-            result_type=result_type if result_type is not None else hints.get("return"),
-            hints=hints,
+            result_type=result_type,
             offload=offload,
             require_saga=require_saga,
         )
+        tool = name if name is not None else getattr(fn, "__name__", type(fn).__name__)
+        runner = ToolRunner(tool, declaration, fn=fn)
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise DeclarationError(
-                f"{spec.tool!r} is a generator function, whose effects would come after the step. "
-                "Return a list instead."
+                f"{tool!r} is a generator function, whose effects would come after the step. Return a list instead."
             )
-        return cast(F, _wrapped(fn, spec))
+        return cast(F, _wrapped(fn, runner))
 
     return declare
 
@@ -195,15 +176,15 @@ def _annotations(fn: Callable[..., Any], signature: inspect.Signature) -> dict[s
     return found
 
 
-def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
-    binding = Binding(fn)
-    bind = binding.bind
+def _wrapped(fn: Callable[..., Any], runner: ToolRunner) -> Callable[..., Any]:
+    binding, spec = Binding(fn), runner.spec
+    bind, boundary = binding.bind, runner.saga
 
     if is_async(fn):
 
         @functools.wraps(fn)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            saga = boundary(spec)
+            saga = boundary()
             if saga is None:
                 return await fn(*args, **binding.outside(args, kwargs))
             given, invoke = bind(args, kwargs)
@@ -214,7 +195,7 @@ def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
 
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            saga = boundary(spec)
+            saga = boundary()
             if saga is None:
                 return fn(*args, **binding.outside(args, kwargs))
             given, invoke = bind(args, kwargs)
@@ -229,5 +210,5 @@ def _wrapped(fn: Callable[..., Any], spec: StepSpec) -> Callable[..., Any]:
     if binding.takes_key:
         shown = [p for p in binding.signature.parameters.values() if p.name != "idempotency_key"]
         wrapper.__signature__ = binding.signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    wrapper.__agent_saga__ = spec  # type: ignore[attr-defined]
+    wrapper.__agent_saga__ = runner  # type: ignore[attr-defined]
     return wrapper
