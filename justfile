@@ -32,6 +32,14 @@ coverage *args:
     uv run --all-packages coverage run -m pytest {{ args }}
     uv run --all-packages coverage report --skip-covered
 
+# each adapter alone, with the lowest versions that it allows; `just floors langchain`
+floors *args:
+    uv run --all-packages python integration-tests/lanes.py floors {{ args }}
+
+# each adapter alone, with the newest versions; a new release of a framework is heard of here first
+newest *args:
+    uv run --all-packages python integration-tests/lanes.py newest {{ args }}
+
 # the three acts: book and pay, fail, die and recover
 demo:
     uv run agent-saga demo

@@ -1,4 +1,4 @@
-"""The wheel that users get, alone in an environment of its own."""
+"""The wheels that users get, each alone in an environment of its own."""
 
 import os
 import shutil
@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages/agent-saga-core"
+ADAPTERS = sorted(path for path in ROOT.glob("packages/agent-saga-*") if path != CORE)
 
 # The first run on a machine may have to fetch the build backend.
 pytestmark = pytest.mark.timeout(300)
@@ -25,17 +26,28 @@ def uv(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel of every package."""
     folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--wheel", "--package", "agent-saga-core", "--out-dir", str(folder))
-    (built,) = folder.glob("*.whl")
+    for package in (CORE, *ADAPTERS):
+        uv("build", "--wheel", "--package", package.name, "--out-dir", str(folder))
+    return folder
+
+
+def wheel_of(package: Path, dist: Path) -> Path:
+    (built,) = dist.glob(f"{package.name.replace('-', '_')}-*.whl")
     return built
 
 
-def environment(folder: Path, requirement: str) -> Path:
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return wheel_of(CORE, dist)
+
+
+def environment(folder: Path, requirement: str, *options: str) -> Path:
     """A new virtual environment that holds `requirement`; return its folder of scripts."""
     uv("venv", "--python", sys.executable, str(folder))
-    uv("pip", "install", "--python", str(folder), requirement)
+    uv("pip", "install", "--python", str(folder), *options, requirement)
     return folder / "bin"
 
 
@@ -74,3 +86,30 @@ def test_the_wheel_with_its_cli(wheel: Path, tmp_path: Path) -> None:
         shown = run(*command, "version", cwd=tmp_path)
         assert shown.returncode == 0, shown.stderr
         assert version in shown.stdout
+
+
+@pytest.mark.parametrize("package", ADAPTERS, ids=lambda package: package.name)
+def test_an_adapters_wheel_alone(package: Path, dist: Path, tmp_path: Path) -> None:
+    module = package.name.replace("-", "_")
+    built = wheel_of(package, dist)
+    with zipfile.ZipFile(built) as archive:
+        names = set(archive.namelist())
+    assert {f"{file.relative_to(package / 'src')}" for file in (package / "src").rglob("*.py")} <= names
+    assert f"{module}/py.typed" in names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {module}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+    scripts = environment(tmp_path / "env", str(built), "--find-links", str(dist))
+    code = f"""
+import sys
+from agent_saga_core.fleet import adapters
+light = [adapter for adapter in adapters() if adapter.package == {module!r}]
+assert len(light) == 1 and not [root for root in light[0].roots if root in sys.modules], light
+from {module} import asaga_run, coverage, saga_run, wrap_tool
+import {module}
+assert {{"wrap_tool", "saga_run", "asaga_run", "coverage"}} <= set({module}.__all__)
+print(light[0].load().__name__)
+"""
+    done = run(scripts / "python", "-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{module}\n"), done.stderr
