@@ -19,7 +19,7 @@ ROWS: tuple[set[str], ...] = (
     {"engine"},
     {"drive", "log", "logs", "signals"},
     {"saga", "recovery"},
-    {"wrapping", "fleet"},
+    {"wrapping", "coverage", "fleet"},
     {"policy", "audit", "views"},
     {"agent_saga_core"},  # the public names: __init__.py
     {"cli", "demo", "testing", "__main__", "agent_saga_core_pytest"},

@@ -1,5 +1,6 @@
 """Transactions for AI agents' tool calls: a write-ahead log, derived undo, and recovery by another process."""
 
+from agent_saga_core.coverage import CoverageManifest
 from agent_saga_core.declare import (
     ActionSemantics,
     Compensation,
@@ -31,6 +32,7 @@ from agent_saga_core.errors import (
     SagaNotRunning,
     StepUnknown,
 )
+from agent_saga_core.fleet import SagaFleet, carry
 from agent_saga_core.log import FileLog, MemoryLog, open_log
 from agent_saga_core.log.base import Log
 from agent_saga_core.recovery import RecoveryReport, arecover, list_sagas, read_saga, recover, resolve
@@ -45,6 +47,7 @@ __all__ = [
     "ApprovalRequired",
     "BoundaryRequired",
     "Compensation",
+    "CoverageManifest",
     "CurrentStep",
     "DeclarationError",
     "Fenced",
@@ -64,6 +67,7 @@ __all__ = [
     "SagaAborted",
     "SagaBusy",
     "SagaError",
+    "SagaFleet",
     "SagaHead",
     "SagaNotFound",
     "SagaNotRunning",
@@ -76,6 +80,7 @@ __all__ = [
     "StepUnknown",
     "arecover",
     "call_with",
+    "carry",
     "compensator",
     "credential",
     "current_saga",
