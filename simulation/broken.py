@@ -24,6 +24,7 @@ from simulation import process as processes
 from simulation.plan import Call, Visitor
 from simulation.shrink import run_seed
 from simulation.simulation import Violation
+from simulation.world import Paused
 
 __all__ = ["BROKEN", "Broken"]
 
@@ -834,3 +835,60 @@ def _() -> Any:
 def _() -> Any:
     real = recovery.start_rollback
     return _put(recovery, "start_rollback", lambda run, reason, *, retry: real(run, reason, retry=False))
+
+
+# --- rule 5a: pauses
+
+
+@_broken("a paused call goes on unannounced", "5a: a paused call goes on behind a second INTENT", faults={"pause": 3.0})
+def _() -> Any:
+    real = _FOLDS[RecordType.INTENT]
+
+    def intent(state: SagaFold, record: Any, data: dict[str, Any]) -> None:
+        if not data.get("resumed"):
+            real(state, record, data)
+
+    return _in_fold(RecordType.INTENT, intent)
+
+
+@_broken("a pause leaves nothing", "5a: what a tool did before it paused is not known", faults={"pause": 3.0})
+def _() -> Any:
+    real = StepSpec.says_not_applied
+
+    def says(self: StepSpec, error: BaseException) -> bool:
+        return isinstance(error, Paused) or real(self, error)
+
+    return _put(StepSpec, "says_not_applied", says)
+
+
+@_broken("a pause does not stop the commit", "5a: a saga does not commit around a paused call", faults={"pause": 3.0})
+def _() -> Any:
+    real = Attempt.unsettled
+
+    def unsettled(self: Attempt) -> bool:
+        return self.status is not StepStatus.PAUSED and bool(real.fget and real.fget(self))
+
+    return _put(Attempt, "unsettled", property(unsettled))
+
+
+@_broken(
+    "a pause is a new try", "5a: a paused call goes on as the same attempt, under the same key", faults={"pause": 3.0}
+)
+def _() -> Any:
+    real = stepping.derive_key
+    count = iter(range(1, 1_000_000))
+
+    def derive(nonce: str, identity: str, attempt: int, direction: str, round_: int = 0) -> str:
+        return real(nonce, identity, next(count) if direction == "forward" else attempt, direction, round_)
+
+    return [_put(stepping, "derive_key", derive), _in_fold(RecordType.INTENT, _goes_on_anyhow)]
+
+
+def _goes_on_anyhow(state: SagaFold, record: Any, data: Any) -> None:
+    if data.get("resumed"):
+        state.step(data["step"]).attempts[-1] = Attempt(data["attempt"], data, record.epoch)
+    else:
+        _INTENT(state, record, data)
+
+
+_INTENT = _FOLDS[RecordType.INTENT]

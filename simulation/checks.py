@@ -55,7 +55,8 @@ class Checks:
         self.simulation.appended.append(_brief(record))
         if record.type == RecordType.INTENT:
             known = self.intents.get(record.data["key"])
-            if known is not None and known.n != record.n and self._stored(known):
+            goes_on = record.data.get("resumed") and record.data["step"] == (known.data["step"] if known else 0)
+            if known is not None and known.n != record.n and self._stored(known) and not goes_on:
                 raise Violation("compensate-once", "two attempts have one forward key")
             self.intents[record.data["key"]] = record
         elif record.type == RecordType.ROLLING_BACK and process.job is not None:

@@ -70,6 +70,8 @@ class Plan:
     drain: float = 30.0
     raises: bool = False
     suspends: bool = False
+    heeds: bool = True
+    """Whether a body whose call was paused suspends the saga; else it ends as if nothing were."""
     orphan_after: float = 0.0
     skew: float = 0.0
     kills: int = 0
@@ -81,7 +83,18 @@ class Plan:
         for number, lane in enumerate(self.lanes):
             yield f"lane {number}: " + "; ".join(map(str, lane))
         plain = Plan(lanes=())
-        for name in ("is_async", "durability", "on_failure", "resume", "drain", "raises", "suspends", "orphan_after"):
+        names = (
+            "is_async",
+            "durability",
+            "on_failure",
+            "resume",
+            "drain",
+            "raises",
+            "suspends",
+            "heeds",
+            "orphan_after",
+        )
+        for name in names:
             if getattr(self, name) != getattr(plain, name):
                 yield f"{name} = {getattr(self, name)!r}"
 
@@ -107,6 +120,8 @@ FAULTS = {
     "fork": 0.03,
     "crowd": 0.2,  # others come by although the saga is owned
 }
+PAUSE = 0.6
+"""The weight of a framework that interrupts a call, before or after it acted."""
 
 
 def drawn(chance: random.Random) -> Plan:
@@ -154,7 +169,7 @@ def drawn(chance: random.Random) -> Plan:
         else Visitor(role="open", body=chance.choice(("same", "same", "fewer", "more")))
         for _ in range(chance.choice((0, 1, 2, 3, 4)))
     )
-    return Plan(
+    plan = Plan(
         lanes=tuple(lanes),
         visitors=visitors,
         is_async=chance.random() < 0.5,
@@ -169,6 +184,10 @@ def drawn(chance: random.Random) -> Plan:
         kills=chance.choice((0, 1, 1, 2, 3, 6)),
         faults=faults,
     )
+    if chance.random() < 0.4:
+        plan.faults["pause"] = PAUSE * chance.choice((0.3, 1.0, 3.0))
+        plan = replace(plan, heeds=chance.random() < 0.8)
+    return plan
 
 
 def focused(plan: Plan, focus: Mapping[str, Any]) -> Plan:
@@ -205,6 +224,6 @@ def simpler(plan: Plan) -> Iterator[Plan]:
     for number in range(len(plan.visitors)):
         yield replace(plan, visitors=plan.visitors[:number] + plan.visitors[number + 1 :])
     plain = Plan(lanes=())
-    for name in ("durability", "on_failure", "resume", "drain", "raises", "suspends", "orphan_after", "skew"):
+    for name in ("durability", "on_failure", "resume", "drain", "raises", "suspends", "heeds", "orphan_after", "skew"):
         if getattr(plan, name) != getattr(plain, name):
             yield replace(plan, **{name: getattr(plain, name)})

@@ -25,7 +25,7 @@ from agent_saga_core.records import Record
 from agent_saga_core.recovery import _begin, _go_on, _Job
 from simulation.plan import Call, Lane, Plan, Savepoint
 from simulation.tools import Names, spec_of
-from simulation.world import Ask, Request
+from simulation.world import Ask, Paused, Request
 
 if TYPE_CHECKING:
     from simulation.simulation import Simulation
@@ -214,6 +214,7 @@ class Process:
         self.cut: list[int] = []
         """Amounts of calls whose callers heard a cancellation when the outcome was on record."""
         self.aborted = False
+        self.paused = False
         self.job: _Job | None = None
 
     @property
@@ -271,7 +272,7 @@ class Process:
         if self.body_error is None and not self.lanes_left:
             if self.plan.raises:
                 self.body_error = ValueError("the body")
-            elif self.plan.suspends and not (run.over or run.replay_only):
+            elif (self.plan.suspends or self.paused) and not (run.over or run.replay_only):
                 yield from self._suspend(run)
         self.in_body = False
 
@@ -332,6 +333,9 @@ class Process:
                 error = yield from (
                     self._savepoint(run, op) if isinstance(op, Savepoint) else self._call(run, op, "", self.heard)
                 )
+                if isinstance(error, Paused):
+                    self.paused = self.plan.heeds
+                    return
                 if error is not None:
                     self.body_error = self.body_error or error
                     return
@@ -379,6 +383,10 @@ class Process:
                 if call.raises or not isinstance(error, asyncio.CancelledError):
                     return error
                 continue  # swallowed, as frameworks do
+            if isinstance(error, Paused):
+                if call.raises:
+                    return error
+                continue  # asked and answered at once
             self.simulation.checks.refused(self, call, error)
         return error if call.raises and isinstance(error, Exception) else None
 

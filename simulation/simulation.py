@@ -22,7 +22,7 @@ from simulation.checks import Checks, Violation
 from simulation.plan import Call, Lane, Plan, Visitor
 from simulation.process import SAGA, Late, Process, Stopped, Task, closable
 from simulation.tools import IN_DOUBT, all_names, names_without, using
-from simulation.world import Ask, Request, World
+from simulation.world import Ask, Paused, Request, World
 
 __all__ = ["Result", "Simulation"]
 
@@ -253,6 +253,9 @@ class Simulation:
             _may(moves, f"{task.name} interrupted in {request.name}", 0.03 * weight,
                  partial(self._give_up, task, KeyboardInterrupt()))  # fmt: skip
             return
+        if request.state in ("held", "landed"):
+            weight = 0.3 * self.fault("pause")
+            _may(moves, f"{task.name} pauses in {request.name}", weight, partial(self._pause, task))
         weight = 0.12 * self.fault("cut")
         if request.state != "held" and (weight or lost):
             act = partial(self._give_up, task, ConnectionResetError())
@@ -492,6 +495,13 @@ class Simulation:
         if task.request.state == "held":
             task.request.state = "never sent"
         self._call_ends(task, Outcome(error=error))
+
+    def _pause(self, task: Task) -> None:
+        """Its framework interrupts a call that has not acted yet, or has acted and then asks."""
+        assert task.request is not None
+        self._count(f"paused, {task.request.state}")
+        task.request.state = "never sent" if task.request.state == "held" else "paused"
+        self._call_ends(task, Outcome(error=Paused()))
 
     def _leave(self, task: Task) -> None:
         """A sync call with a timeout: it goes on in its thread."""

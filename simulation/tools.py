@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_saga_core import ActionSemantics, Compensation, compensator, probe, registry, undo
 from agent_saga_core.declare import StepSpec
-from simulation.world import Ask, Declined
+from simulation.world import Ask, Declined, Paused
 
 __all__ = ["IN_DOUBT", "KINDS", "KEY_TTL", "all_names", "names_without", "spec_of", "using"]
 
@@ -133,7 +133,7 @@ def spec_of(kind: str) -> StepSpec:
 
 
 def _declared(kind: str) -> StepSpec:
-    more: dict[str, Any] = {"in_doubt": IN_DOUBT, "not_applied": (Declined,)}
+    more: dict[str, Any] = {"in_doubt": IN_DOUBT, "not_applied": (Declined,), "interrupts": (Paused,)}
     if kind == "quote":
         return StepSpec.declared(kind, semantics=ActionSemantics.READ_ONLY, **more)
     if kind == "mail":

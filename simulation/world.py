@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_saga_core import NotApplied, Observation
 
-__all__ = ["KEY_LIFE", "Ask", "Declined", "Effect", "Request", "ServerError", "World"]
+__all__ = ["KEY_LIFE", "Ask", "Declined", "Effect", "Paused", "Request", "ServerError", "World"]
 
 KEY_LIFE = 400.0
 """Seconds for which the system remembers an answer: a little longer than the compensators' `key_ttl` promises."""
@@ -16,6 +16,10 @@ KEY_LIFE = 400.0
 
 class Declined(Exception):
     """Refused without effect; every tool here lists it in `not_applied`."""
+
+
+class Paused(Exception):
+    """A framework's own interrupt, raised out of a tool, which is called again from its top."""
 
 
 class ServerError(Exception):
