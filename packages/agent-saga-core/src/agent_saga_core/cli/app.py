@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from agent_saga_core.cli.compacting import compact_verb
+from agent_saga_core.cli.covering import coverage_verb
 from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
 from agent_saga_core.cli.reading import list_verb, show_verb, verify_verb
@@ -68,8 +69,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # usage errors are one line, and help is plain text
     pretty_exceptions_enable=False,
     help="Transactions for AI agents' tool calls: look into a log, and finish what dead processes left.",
-    epilog="Exit codes: 0 done, 1 attention remains or damage found, 2 usage or no such thing, 3 damage stopped it, "
-    "4 the saga is in use.",
+    epilog="Exit codes: 0 done, 1 attention remains, damage found or coverage below the limit, "
+    "2 usage or no such thing, 3 damage stopped it, 4 the saga is in use.",
 )
 
 
@@ -97,6 +98,7 @@ app.command("verify")(verify_verb)
 app.command("recover")(recover_verb)
 app.command("resolve")(resolve_verb)
 app.command("compact")(compact_verb)
+app.command("coverage")(coverage_verb)
 
 
 @app.command("demo")

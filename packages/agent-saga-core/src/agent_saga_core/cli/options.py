@@ -66,17 +66,17 @@ def opened(url: str | None) -> Generator[Log]:
         log.close()
 
 
-def import_modules(names: Iterable[str] | None) -> None:
+def import_modules(names: Iterable[str] | None, *, option: str = "--import") -> None:
     """Import modules by their dotted names, with the working directory first on `sys.path`.
 
-    What they print goes to stderr: stdout is the verb's.
+    What they print goes to stderr: stdout is the verb's. `option` is what the names were given to.
 
     Raises:
         Complaint: One of them cannot be imported; the line names it and the type of the exception.
     """
     for name in names or ():
         if not _MODULE.fullmatch(name) or name.endswith(".py"):
-            raise Complaint(f"--import takes a dotted module name such as shop.handlers, not {plain(name)!r}")
+            raise Complaint(f"{option} takes a dotted module name such as shop.handlers, not {plain(name)!r}")
         here = os.getcwd()
         if sys.path[:1] != [here]:
             sys.path.insert(0, here)
@@ -86,7 +86,7 @@ def import_modules(names: Iterable[str] | None) -> None:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever a module does, SystemExit included
-            raise Complaint(f"--import {name}: {_import_fault(error)}") from error
+            raise Complaint(f"{option} {name}: {_import_fault(error)}") from error
 
 
 def _import_fault(error: BaseException) -> str:

@@ -108,7 +108,7 @@ def _inverse_of(spec: StepSpec) -> tuple[Survives | None, list[str]]:
     if spec.semantics is ActionSemantics.REVERSIBLE:
         said.append("gone with its process, and nothing to undo then")
     if spec.factory is not None:
-        said.append("a function of the result decides at each call whether another process can undo it")
+        said.append("its inverse is made at each call, which decides whether another process can run it")
         return None, said
     if spec.undo is None:
         return "none", said

@@ -185,17 +185,18 @@ class CoverageManifest(msgspec.Struct, frozen=True, kw_only=True):
         rows = [HEADINGS, *(row_of(entry) for entry in self.tools)] if self.tools else []
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"{entry.path}  opaque: {entry.detail}" for entry in self.opaque]
+        lines += [f"{entry.path}: {entry.detail}" for entry in self.tools if entry.detail]
+        lines += [f"{entry.path}: opaque, {entry.detail}" for entry in self.opaque]
         return "\n".join((*lines, summary_of(self)))
 
 
-HEADINGS = ("path", "tool", "wrapped", "semantics", "inverse", "covers unknown", "identity", "detail")
+HEADINGS = ("path", "tool", "wrapped", "semantics", "inverse", "covers unknown", "identity")
 
 
 def row_of(entry: CoverageEntry) -> tuple[str, ...]:
     """The cells of one tool, for a table with the columns of `str(manifest)`."""
     if not entry.wrapped:
-        return (entry.path, entry.tool, "no", "-", "-", "-", "-", entry.detail)
+        return (entry.path, entry.tool, "no", "-", "-", "-", "-")
     read_only = entry.semantics is ActionSemantics.READ_ONLY
     return (
         entry.path,
@@ -205,7 +206,6 @@ def row_of(entry: CoverageEntry) -> tuple[str, ...]:
         entry.inverse or ("-" if read_only else "per call"),
         "-" if read_only else "yes" if entry.covers_unknown else "no",
         entry.identity or "-",
-        entry.detail,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ __all__ = ["ADAPTER_GROUP", "Adapter", "adapter_for", "adapters"]
 
 ADAPTER_GROUP = "agent_saga.adapters"
 """The entry point group through which adapters announce themselves: each entry is an `Adapter`."""
-log = logging.getLogger("agent_saga")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class _Announced(NamedTuple):
 def adapters() -> tuple[Adapter, ...]:
     """The installed adapters, by name; looked up once in a process.
 
-    One that cannot be loaded is left out, and named in the log and in what `adapter_for` raises.
+    One that cannot be loaded is left out here, and named by `adapter_for` when nobody else knows an object.
     """
     return _announced().adapters
 
@@ -87,7 +85,7 @@ def adapter_for(found: object) -> Adapter | None:
 def described(found: object) -> str:
     """An object for a message: by its class, as its `repr` is the user's."""
     kind = type(found)
-    return f"a {kind.__module__}.{kind.__qualname__}"
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
 def _is_plain(found: object) -> bool:
@@ -114,7 +112,6 @@ def _announced() -> _Announced:
             broken.append(
                 f"the adapter {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
             )
-            log.error("%s", broken[-1])
         else:
             good.append(adapter)
     return _Announced(tuple(good), tuple(broken))

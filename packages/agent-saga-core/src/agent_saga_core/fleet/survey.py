@@ -17,7 +17,7 @@ PYTHON = "python"
 
 
 def coverage_of(found: object) -> CoverageManifest:
-    """What can be seen of an agent, a tool, a fleet, or a list, tuple or dict of them.
+    """What can be seen of an agent, a tool, a fleet, a manifest, or a list, tuple or dict of them.
 
     The object's own adapter looks into it, found by `adapter_for`. A function is a tool of its own, wrapped or not.
     Elements of a list that are no tools have their position before their paths, those of a dict their key.
@@ -27,6 +27,8 @@ def coverage_of(found: object) -> CoverageManifest:
     """
     from agent_saga_core.fleet.fleet import SagaFleet  # which asks us in turn
 
+    if isinstance(found, CoverageManifest):
+        return found
     if isinstance(found, SagaFleet):
         return found.coverage()
     adapter = adapter_for(found)
