@@ -1,4 +1,4 @@
-"""The pytest plugin: three fixtures, and nothing that happens unless one of them is asked for.
+"""The pytest plugin: three fixtures, and nothing that happens unless one of them, or a suite of the kit, is used.
 
 A module of its own beside the package, because pytest imports it in every run of everyone who has agent-saga installed,
 and importing anything inside the package imports the package.
@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["isolated_handlers", "saga_clock", "saga_log"]
 
 # Its failures then show what was compared, as those of a test file do. Nothing is imported by this.
-pytest.register_assert_rewrite("agent_saga_core.testing.conformance")
+pytest.register_assert_rewrite("agent_saga_core.testing.conformance", "agent_saga_core.testing.adapters")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which tests of `AdapterConformance` an adapter does not pass, and why."""
+    said: dict[str, None] = {}
+    for report in terminalreporter.stats.get("xfailed", []):
+        reasons = [str(value) for name, value in report.user_properties if name == "agent_saga_deferred"]
+        said.update(dict.fromkeys(f"{report.nodeid.rpartition('::')[0]}: {reason}" for reason in reasons))
+    if said:
+        terminalreporter.section("deferred by adapters")
+        for line in said:
+            terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The test kit: prove that a scenario rolls back, check the engine, measure a log, and let time stand still.
 
 Names are loaded when they are first used, so that a clock costs a clock, and nothing here needs pytest but
-`LogConformance`.
+`LogConformance` and `AdapterConformance`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent_saga_core.testing.adapters import AdapterHarness, Call, Deferred, Entry, Ran, Script, Turn
+    from agent_saga_core.testing.adapters import (
+        AdapterConformance,
+        AdapterHarness,
+        Call,
+        Deferred,
+        Entry,
+        Ran,
+        Script,
+        Turn,
+    )
     from agent_saga_core.testing.clock import ManualClock
     from agent_saga_core.testing.conformance import LogConformance
     from agent_saga_core.testing.faulty import Fault, FaultyLog
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from agent_saga_core.testing.prove import aprove_rollback, prove_rollback
 
 __all__ = [
+    "AdapterConformance",
     "AdapterHarness",
     "Call",
     "Deferred",
@@ -39,6 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AdapterConformance": "adapters",
     "AdapterHarness": "adapters",
     "Call": "adapters",
     "Deferred": "adapters",

@@ -122,9 +122,11 @@ class AdapterHarness:
         sync_tools_block: Whether an async entry runs a sync tool on its own loop, so that nothing else happens
             meanwhile.
         parallel: Whether the calls of one turn run at the same time (for async tools of async entries).
-        acknowledge: Opaque places that `coverage` of this harness's own agent cannot help reporting.
+        shares_tools: Whether two sagas that run at once may use the same tool objects. False: such a call is refused.
+        acknowledge: Paths of opaque places that `coverage` of this harness's own agent cannot help reporting.
         deferred: Tests that this adapter does not pass, each with the reason, in words for its users. Such a test is
             run all the same, and one that passes is an error.
+        hangs: Those of the deferred tests that would never end, and are not run for that reason.
     """
 
     entries: ClassVar[tuple[Entry, ...]] = ()
@@ -132,8 +134,10 @@ class AdapterHarness:
     cancels_async_tools: ClassVar[bool] = True
     sync_tools_block: ClassVar[bool] = False
     parallel: ClassVar[bool] = True
+    shares_tools: ClassVar[bool] = True
     acknowledge: ClassVar[tuple[str, ...]] = ()
     deferred: ClassVar[Mapping[str, str]] = {}
+    hangs: ClassVar[frozenset[str]] = frozenset()
 
     def runs(self, entry: Entry, is_async: bool) -> bool:
         """Whether `entry` can run tools made from async (or from sync) functions. Default: all of them."""
