@@ -892,3 +892,18 @@ def _goes_on_anyhow(state: SagaFold, record: Any, data: Any) -> None:
 
 
 _INTENT = _FOLDS[RecordType.INTENT]
+
+
+@_broken(
+    "a paused call that was not made again left nothing",
+    "5a: an interrupt before a paused call goes on leaves it paused",
+    faults={"pause": 3.0, "interrupt": 6.0, "early": 0.0, "crowd": 0.0},
+    visitors=(Visitor(role="open", body="same"), Visitor(role="open", body="same")),
+    is_async=False,
+    raises=False,
+)
+def _() -> Any:
+    def not_called(running: Any) -> Any:
+        return RecordType.NOT_APPLIED, {"step": running.step, "attempt": running.attempt, "reason": "never started"}
+
+    return _put(stepping, "_not_called", not_called)

@@ -123,12 +123,13 @@ class StepCall:
 class Running:
     """A forward call that this process has started, or is about to."""
 
-    __slots__ = ("attempt", "call", "cancel", "given_up", "started", "step")
+    __slots__ = ("attempt", "call", "cancel", "given_up", "goes_on", "started", "step")
 
-    def __init__(self, call: StepCall, step: int, attempt: int) -> None:
+    def __init__(self, call: StepCall, step: int, attempt: int, *, goes_on: bool = False) -> None:
         self.call = call
         self.step = step
         self.attempt = attempt
+        self.goes_on = goes_on  # after a pause: before it, it was called already
         self.started = False
         self.given_up = False  # its caller waits no more, it goes on in a thread, and `Call.late` will hear its end
         self.cancel: Callable[[], object] | None = None  # set while an async call can be asked to stop

@@ -307,7 +307,8 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
     run.born[key] = run.clock.monotonic()
     run.specs[number] = spec
     run.met.add(number)
-    running = run.running[token] = Running(call, number, attempt)
+    goes_on = "resumed" in data
+    running = run.running[token] = Running(call, number, attempt, goes_on=goes_on)
     running.started = not spec.semantics.durable
     return [(RecordType.INTENT, data)], _Found("started", running=running)
 
@@ -322,9 +323,13 @@ def _launch(run: Run, token: object, running: Running, interrupted: BaseExceptio
         return [], None
     del run.running[token]
     _give_back(run, running.call)
-    return [
-        (RecordType.NOT_APPLIED, {"step": running.step, "attempt": running.attempt, "reason": "never started"})
-    ], refused
+    return [_not_called(running)], refused
+
+
+def _not_called(running: Running) -> Draft:
+    """The record of an attempt that was not called: it left nothing, unless it was called before it paused."""
+    kind = RecordType.PAUSED if running.goes_on else RecordType.NOT_APPLIED
+    return kind, {"step": running.step, "attempt": running.attempt, "reason": "never started"}
 
 
 def _give_back(run: Run, call: StepCall) -> None:
@@ -530,7 +535,8 @@ def _failed(
         return [], "absent"
     if attempt.status is not StepStatus.INTENDED:  # it ended while it was being given up
         return [(RecordType.ABORT, {"reason": reason})], "abort"
-    if running is not None and not absent and isinstance(error, running.call.spec.interrupts):
+    pauses = running is not None and not absent and isinstance(error, running.call.spec.interrupts)
+    if pauses or (outcome.never_started and running is not None and running.goes_on):
         return [(RecordType.PAUSED, data)], "paused"
     if absent or (step.semantics is ActionSemantics.READ_ONLY and not generator):
         if running is not None:
@@ -640,7 +646,7 @@ def _abandon(run: Run, token: object) -> Transition:
         return [], None
     data: dict[str, Any] = {"step": running.step, "attempt": running.attempt}
     if not running.started:
-        return [(RecordType.NOT_APPLIED, {**data, "reason": "never started"})], None
+        return [_not_called(running)], None
     if running.call.spec.semantics is ActionSemantics.READ_ONLY:
         return [(RecordType.NOT_APPLIED, {**data, "reason": "interrupted"})], None
     run.unsettled.add((running.step, running.attempt))
