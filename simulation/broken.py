@@ -897,10 +897,13 @@ _INTENT = _FOLDS[RecordType.INTENT]
 @_broken(
     "a paused call that was not made again left nothing",
     "5a: an interrupt before a paused call goes on leaves it paused",
-    faults={"pause": 3.0, "interrupt": 6.0, "early": 0.0, "crowd": 0.0},
-    visitors=(Visitor(role="open", body="same"), Visitor(role="open", body="same")),
+    lanes=((Call(kind="pay", amount=1),),),
+    faults={"pause": 3.0, "interrupt": 9.0, "crowd": 0.0},
+    visitors=(Visitor(role="open"), Visitor(role="open")),
     is_async=False,
     raises=False,
+    heeds=True,
+    resume="replay",
 )
 def _() -> Any:
     def not_called(running: Any) -> Any:
