@@ -21,6 +21,11 @@ __all__ = ["isolated_handlers", "saga_clock", "saga_log"]
 pytest.register_assert_rewrite("agent_saga_core.testing.conformance", "agent_saga_core.testing.adapters")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark of the suites' tests known, for runs that are strict about marks."""
+    config.addinivalue_line("markers", "promise(*ids): the promises of agent-saga that this test holds")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which tests of `AdapterConformance` an adapter does not pass, and why."""
     said: dict[str, None] = {}

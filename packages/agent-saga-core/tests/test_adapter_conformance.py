@@ -10,6 +10,9 @@ import asyncio
 import contextvars
 import copy
 import inspect
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
@@ -18,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agent_saga_core import DeclarationError, saga_scope
+from agent_saga_core import Compensation, DeclarationError, SagaError, saga_scope
 from agent_saga_core.coverage import CoverageManifest, entry_for
 from agent_saga_core.testing import AdapterConformance, AdapterHarness, Call, Entry, Ran, Script
 from agent_saga_core.wrapping import (
@@ -309,6 +312,19 @@ class PlainHarness(AdapterHarness):
 
         return Tool(injected)
 
+    def leave(self, entry, tools, script, **scope):
+        agent = self.agent(tools, script)
+
+        async def read_one():
+            async with aclosing(asaga_stream(agent, State(), **scope)) as stream:
+                await anext(stream)
+
+        if entry.is_async:
+            asyncio.run(read_one())
+            return
+        with closing(saga_stream(agent, State(), **scope)) as stream:
+            next(stream)
+
     def pause(self, tools, script, **scope):
         agent = self.agent(tools, script)
         with closing(saga_stream(agent, State(), **scope)) as stream:
@@ -344,3 +360,378 @@ class TestRaising(AdapterConformance):
     @pytest.fixture
     def harness(self):
         return RaisingHarness()
+
+
+# --- adapters that break one promise each, and the test that says so
+
+
+class LogsLate(SagaTool):
+    """The effect first."""
+
+    def call(self, args, context):
+        answer = Tool.call(self, args, context)
+        runner = self.__agent_saga__
+        if inspect.isawaitable(answer):
+            return runner.arun(args, lambda key: answer, site=self.site(context))
+        return runner.run(args, lambda key: answer, site=self.site(context))
+
+
+class DropsCallIds(SagaTool):
+    def site(self, context):
+        return CallSite("plain", context.scope, None, object())
+
+
+class DropsScopes(SagaTool):
+    def site(self, context):
+        return CallSite("plain", "", context.call_id)
+
+
+class SwallowsFailures(SagaTool):
+    """The saga hears of a success."""
+
+    def call(self, args, context):
+        fn = self.fn
+        mute = copy.copy(self)
+        if inspect.iscoroutinefunction(fn):
+
+            async def act(**given):
+                try:
+                    return await fn(**given)
+                except Exception as error:
+                    return {"id": "?/1", "error": str(error)}
+        else:
+
+            def act(**given):
+                try:
+                    return fn(**given)
+                except Exception as error:
+                    return {"id": "?/1", "error": str(error)}
+
+        mute.fn = act
+        return SagaTool.call(mute, args, context)
+
+
+class LosesContext(SagaTool):
+    def call(self, args, context):
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(contextvars.Context().run, super().call, args, context).result()
+            if not inspect.isawaitable(answer):
+                return answer
+        return asyncio.get_running_loop().create_task(_value(answer), context=contextvars.Context())
+
+
+class TellsOtherwise(SagaTool):
+    def call(self, args, context):
+        answer = super().call(args, context)
+        if inspect.isawaitable(answer):
+            return self.told(answer)
+        return str(answer).upper()
+
+    async def told(self, answer):
+        return str(await answer).upper()
+
+
+class LogsInjected(SagaTool):
+    def call(self, args, context):
+        runner = self.__agent_saga__
+        args = {**self.validated(args), **dict.fromkeys(self.injected, context)}
+        if inspect.iscoroutinefunction(self.fn):
+            return runner.arun(args, lambda key: self.fn(**args), site=self.site(context))
+        return runner.run(args, lambda key: self.fn(**args), site=self.site(context))
+
+
+class LogsNothing(SagaTool):
+    def call(self, args, context):
+        runner = self.__agent_saga__
+        if inspect.iscoroutinefunction(self.fn):
+            return runner.arun({}, lambda key: self.fn(**self.validated(args)), site=self.site(context))
+        return runner.run({}, lambda key: self.fn(**self.validated(args)), site=self.site(context))
+
+
+class Reruns(SagaTool):
+    """Every call is a new one."""
+
+    def site(self, context):
+        return CallSite("plain", context.scope, f"{context.call_id} {uuid.uuid4()}")
+
+
+class FallsThrough(SagaTool):
+    """What the saga refuses is made without it."""
+
+    def call(self, args, context):
+        if inspect.iscoroutinefunction(self.fn):
+            return self.acall(args, context)
+        try:
+            return super().call(args, context)
+        except SagaError:
+            return self.fn(**self.validated(args))
+
+    async def acall(self, args, context):
+        try:
+            return await super().call(args, context)
+        except SagaError:
+            return await self.fn(**self.validated(args))
+
+
+class FallsAfresh(FallsThrough, Reruns):
+    pass
+
+
+class CopiesUnwrapped(SagaTool):
+    def __copy__(self):
+        other = object.__new__(Tool)
+        other.__dict__.update({name: value for name, value in vars(self).items() if name != "__agent_saga__"})
+        return other
+
+
+class NeverStops(Agent):
+    @property
+    def stop(self):
+        return lambda: False
+
+    @stop.setter
+    def stop(self, _):
+        pass
+
+
+class HidesCancellation(Agent):
+    async def astream(self, state):
+        try:
+            async for piece in super().astream(state):
+                yield piece
+        except asyncio.CancelledError:
+            yield "text", "cancelled"
+
+
+class PlainChanged(PlainHarness):
+    def wrap(self, tool, **declaration):
+        wrapped = super().wrap(tool, **declaration)
+        wrapped.description = f"[saga] {wrapped.description}"
+        return wrapped
+
+
+class WrapsInPlace(PlainHarness):
+    def wrap(self, tool, **declaration):
+        wrapped = super().wrap(tool, **declaration)
+        tool.__class__, tool.__dict__ = wrapped.__class__, wrapped.__dict__
+        return wrapped
+
+
+class ShowsTheKey(PlainHarness):
+    def wrap(self, tool, **declaration):
+        wrapped = super().wrap(tool, **declaration)
+        wrapped.schema = tool.schema
+        return wrapped
+
+
+class CoversNothing(PlainHarness):
+    def _run(self, agent, state, saga, scope):
+        if not saga:
+            return super()._run(agent, state, saga, scope)
+        with _scope(**scope):
+            return super()._run(agent, state, False, {})
+
+
+class CommitsPauses(PlainHarness):
+    def pause(self, tools, script, **scope):
+        with _scope(**scope) as saga:
+            paused = list(self.agent(tools, script).stream(State()))[-1][1]
+        return replace(paused, saga_id=saga.id)
+
+
+class SharesOneSaga(PlainHarness):
+    """The saga of the process: whoever came first."""
+
+    current: list[Any] = []
+
+    def _run(self, agent, state, saga, scope):
+        if not saga or not self.current:
+            with _scope(**scope) as opened:
+                self.current.append(opened)
+                try:
+                    return super()._run(agent, state, False, {})
+                finally:
+                    self.current.remove(opened)
+        with self.current[0].attached():
+            return super()._run(agent, state, False, {})
+
+
+class NoKeys(PlainHarness):
+    tool_type = Reruns
+
+    def wrap(self, tool, *, key=None, **declaration):
+        return super().wrap(tool, **declaration)
+
+
+class AsksInVain(PlainHarness):
+    def resume(self, paused, tools, script, *, args=None, **scope):
+        return super().resume(paused, tools, script, **scope)
+
+
+class CommitsWhatIsLeft(PlainHarness):
+    def leave(self, entry, tools, script, **scope):
+        with _scope(**scope):
+            next(self.agent(tools, script).stream(State()))
+
+
+class SeesNothing(PlainHarness):
+    def coverage(self, agent):
+        wrapped = [tool for tool in agent.tools.values() if runner_of(tool) is not None]
+        return super().coverage(self.agent(wrapped, agent.script))
+
+
+class NeverJoins(PlainHarness):
+    def _run(self, agent, state, saga, scope):
+        return super()._run(agent, state, saga, {**scope, "independent": True})
+
+
+class ForgetsItsDead(PlainHarness):
+    """Its wrapper remembers the undo in this process only."""
+
+    def wrap(self, tool, **declaration):
+        desk_undo = declaration["compensate"]
+        return super().wrap(
+            tool, **{**declaration, "compensate": lambda result: Compensation(fn=print, kwargs=desk_undo.paths)}
+        )
+
+
+def _with(**kinds: Any) -> type[PlainHarness]:
+    return type("Broken", (PlainHarness,), {**kinds, "__module__": __name__})
+
+
+IDS = "test_call_ids_that_begin_anew_in_each_message"
+BROKEN: dict[str, tuple[type[PlainHarness], tuple[str, ...]]] = {
+    "LogsLate": (_with(tool_type=LogsLate), ("test_the_intent_is_in_the_log_before_the_effect",
+                                             "test_what_cannot_be_logged_does_not_happen")),
+    "DropsCallIds": (_with(tool_type=DropsCallIds), ("test_two_intended_identical_calls_both_run",
+                                                     "test_parallel_calls_are_steps_of_their_own_at_the_same_time")),
+    "DropsScopes": (_with(tool_type=DropsScopes), (f"{IDS}_conflict_with_nothing", f"{IDS}_hide_no_call")),
+    "SwallowsFailures": (_with(tool_type=SwallowsFailures), (
+        "test_an_unsettled_failure_ends_in_a_rollback_whatever_the_model_says",
+        "test_a_failure_is_told_as_without_a_saga",
+        "test_the_sibling_of_a_failed_call_is_undone",
+        "test_a_call_that_did_nothing_may_be_made_again",
+    )),
+    "LosesContext": (_with(tool_type=LosesContext), ("test_sync_and_async_tools_are_steps_through_every_entry",)),
+    "TellsOtherwise": (_with(tool_type=TellsOtherwise), (
+        "test_what_the_model_hears_and_the_caller_gets_is_unchanged",
+        "test_results_that_only_this_framework_has_are_unchanged",
+        "test_outside_of_a_saga_a_wrapped_tool_calls_straight_through",
+    )),
+    "LogsInjected": (_with(tool_type=LogsInjected), ("test_injected_arguments_are_injected_and_not_logged",)),
+    "LogsNothing": (_with(tool_type=LogsNothing), ("test_arguments_are_recorded_by_name_and_secrets_are_not",)),
+    "Reruns": (_with(tool_type=Reruns), ("test_a_call_that_the_framework_tries_again_is_one_step",)),
+    "FallsThrough": (_with(tool_type=FallsThrough), (
+        "test_require_saga_refuses_outside_of_one",
+        "test_an_unsettled_failure_ends_in_a_rollback_whatever_the_model_says",
+    )),
+    "FallsAfresh": (_with(tool_type=FallsAfresh), (
+        "test_a_committed_run_made_again_without_keys_reruns_nothing",
+    )),
+    "CopiesUnwrapped": (_with(tool_type=CopiesUnwrapped), (
+        "test_copies_stay_wrapped_where_the_original_can_be_copied",
+    )),
+    "NeverStops": (_with(agent_type=NeverStops), ("test_a_model_that_never_stops_is_stopped",)),
+    "HidesCancellation": (_with(agent_type=HidesCancellation), (
+        "test_a_cancelled_run_is_rolled_back_and_stays_cancelled",
+    )),
+    "PlainChanged": (PlainChanged, ("test_the_face_of_a_tool_is_unchanged",)),
+    "WrapsInPlace": (WrapsInPlace, ("test_wrapping_leaves_the_original_alone_and_is_done_once",)),
+    "ShowsTheKey": (ShowsTheKey, ("test_a_tool_that_asks_for_the_idempotency_key_gets_it",)),
+    "CoversNothing": (CoversNothing, ("test_a_covered_tool_is_never_called_unprotected",)),
+    "CommitsPauses": (CommitsPauses, ("test_a_paused_run_is_suspended_and_goes_on_where_it_was",)),
+    "SharesOneSaga": (SharesOneSaga, ("test_two_sagas_at_once_never_mix",)),
+    "NoKeys": (NoKeys, ("test_a_committed_run_made_again_gives_back_what_is_recorded",)),
+    "AsksInVain": (AsksInVain, ("test_a_person_may_change_the_arguments_of_a_paused_call",)),
+    "CommitsWhatIsLeft": (CommitsWhatIsLeft, ("test_a_stream_that_is_left_early_is_rolled_back",)),
+    "SeesNothing": (SeesNothing, ("test_coverage_of_an_agent_names_what_is_not_wrapped",)),
+    "NeverJoins": (NeverJoins, ("test_a_run_inside_of_a_saga_ends_with_that_saga",)),
+    "ForgetsItsDead": (ForgetsItsDead, (
+        "test_a_run_killed_in_mid_call_is_undone_by_another_process",
+        "test_calls_are_undone_in_reverse_order",
+    )),
+}  # fmt: skip
+
+
+class Promising(PlainHarness):
+    """It defers what it keeps, what nobody asks for, and, rightly, one thing that it does not do."""
+
+    deferred = {
+        "test_the_face_of_a_tool_is_unchanged": "we thought so",
+        "test_nobody_has_written": "a typing error",
+        "test_a_person_may_change_the_arguments_of_a_paused_call": "this framework shows a person no arguments",
+        "test_a_cancelled_run_is_rolled_back_and_stays_cancelled": "cancelling this framework hangs for ever",
+    }
+    hangs = frozenset({"test_a_cancelled_run_is_rolled_back_and_stays_cancelled"})
+
+    def resume(self, paused, tools, script, *, args=None, **scope):
+        if args is not None:
+            raise NotImplementedError
+        return super().resume(paused, tools, script, **scope)
+
+    async def arun(self, *args, **more):
+        raise AssertionError("this test was to be left alone")
+
+
+SUITES = """
+import importlib.util, sys
+import pytest
+from agent_saga_core.testing import AdapterConformance, AdapterHarness
+
+spec = importlib.util.spec_from_file_location("pseudo", {path!r})
+pseudo = importlib.util.module_from_spec(spec)
+sys.modules["pseudo"] = pseudo
+spec.loader.exec_module(pseudo)
+
+def suite(kind):
+    class Suite(AdapterConformance):
+        @pytest.fixture
+        def harness(self):
+            return kind()
+    return Suite
+
+for name, (kind, _) in pseudo.BROKEN.items():
+    globals()["Test" + name] = suite(kind)
+
+TestPromising = suite(pseudo.Promising)
+TestEmpty = suite(AdapterHarness)
+
+class TestForgotten(AdapterConformance):
+    pass
+"""
+
+
+def _pytest(tmp_path, *chosen: str) -> tuple[int, str]:
+    (tmp_path / "test_broken.py").write_text(SUITES.format(path=__file__), "utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", "--tb=line", "--strict-markers",
+         *(f"test_broken.py::{one}" for one in chosen)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    return ran.returncode, ran.stdout
+
+
+def test_broken_adapters_do_not_pass(tmp_path):
+    chosen = [f"Test{name}::{test}" for name, (_, tests) in BROKEN.items() for test in tests]
+    code, said = _pytest(tmp_path, *chosen)
+    assert code == 1, said
+    assert [one for one in chosen if f"FAILED test_broken.py::{one}" not in said] == [], said
+
+
+def test_what_is_deferred_is_said_and_what_is_deferred_wrongly_fails(tmp_path):
+    own = [f"TestPromising::{test}" for test in Promising.deferred if test != "test_nobody_has_written"]
+    code, said = _pytest(tmp_path, *own, "TestPromising::test_every_deferral_names_a_test")
+    assert code == 1, said
+    assert "FAILED test_broken.py::TestPromising::test_the_face_of_a_tool_is_unchanged" in said
+    assert "FAILED test_broken.py::TestPromising::test_every_deferral_names_a_test" in said
+    assert "2 failed, 2 xfailed" in said
+    section = said[said.index("deferred by adapters") :]
+    for test, reason in list(Promising.deferred.items())[2:]:
+        assert f"test_broken.py::TestPromising: {test}: {reason}" in section
+
+
+def test_a_harness_that_supplies_nothing_passes_nothing(tmp_path):
+    code, said = _pytest(tmp_path, "TestEmpty", "TestForgotten::test_the_face_of_a_tool_is_unchanged")
+    assert code == 1, said
+    assert "1 passed" in said and "PASSED test_broken.py::TestEmpty::test_every_deferral_names_a_test" in said
+    assert "ERROR test_broken.py::TestForgotten::test_the_face_of_a_tool_is_unchanged" in said

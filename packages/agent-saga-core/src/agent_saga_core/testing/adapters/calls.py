@@ -48,7 +48,7 @@ class Calls(Staged):
 
             stage.desk.on["book"] = look
             assert stage.run([stage.tool("book")], Call("book", {"item": "a"})).finished()
-            assert len(found) == 1 and found[0][-1] == ("INTENT", {"item": "a"})
+            assert [records[-1:] for records in found] == [[("INTENT", {"item": "a"})]]
 
     @pytest.mark.promise("intent-first")
     def test_what_cannot_be_logged_does_not_happen(self, stages: Stages) -> None:

@@ -235,6 +235,13 @@ class AdapterHarness:
         """
         raise NotImplementedError("Override injected(), or defer this test with the reason.")
 
+    def leave(self, entry: Entry, tools: Sequence[Any], script: Script, **scope: Any) -> None:
+        """Read the stream of `entry` until the result of its first tool call is in it, then close it.
+
+        Asked for only if an entry has `streams=True`; of an async one, `asyncio.run` it.
+        """
+        raise NotImplementedError("Override leave(), or defer this test with the reason.")
+
     @property
     def retrying(self) -> Entry:
         """An entry (not one of `entries`) under which the framework calls a failed sync tool again by itself."""

@@ -179,7 +179,7 @@ class Staged:
 
     @pytest.fixture
     def stages(self, harness: AdapterHarness, tmp_path: Path) -> Iterator[Stages]:
-        """The ways to run an agent: `for stage in stages()`.
+        """Every way to run an agent, one after the other.
 
         The compensators of a stage are registered while its turn lasts.
         """
