@@ -1,0 +1,54 @@
+"""LangGraph's exceptions, for those who have it: resolved when they are met, so that nobody has to import it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, cast
+
+from agent_saga_core import SagaAborted, SagaError
+
+__all__ = ["GraphPause", "Handover", "handover_of", "run_ended"]
+
+
+class _Pauses(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        bubble = _errors("GraphBubbleUp")
+        return bubble is not None and isinstance(instance, bubble) and not isinstance(instance, SagaError)
+
+
+class GraphPause(BaseException, metaclass=_Pauses):
+    """Stands for all by which LangGraph takes a call out of a node, to come back to it: `isinstance` knows them."""
+
+
+class Handover:
+    """What a call came to that ended by handing control to the graph around its own.
+
+    The call is done, and the graph goes on elsewhere. It is no plain data, so a replay is refused instead of giving
+    back a result that the call never had.
+    """
+
+    def __init__(self, command: BaseException) -> None:
+        self.command = command
+
+
+def handover_of(error: BaseException) -> Handover | None:
+    """The handover that an exception of the tool means, if it does."""
+    command = _errors("ParentCommand")
+    return Handover(error) if command is not None and isinstance(error, command) else None
+
+
+def run_ended(refusal: SagaAborted) -> SagaAborted:
+    """The refusal as an exception that no error handling of a ToolNode turns into a message; itself without LangGraph."""
+    bubble = _errors("GraphBubbleUp")
+    return _ending(bubble)(str(refusal)) if bubble is not None else refusal
+
+
+@functools.cache
+def _ending(bubble: type[Exception]) -> type[SagaAborted]:
+    return cast("type[SagaAborted]", type("RunEnded", (SagaAborted, bubble), {"__module__": __name__}))
+
+
+def _errors(name: str) -> type[Any] | None:
+    module = sys.modules.get("langgraph.errors")
+    return getattr(module, name, None) if module is not None else None

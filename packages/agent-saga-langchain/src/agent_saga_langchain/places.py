@@ -1,0 +1,152 @@
+"""Where a call was made: what makes it the same call when a graph's task, or a whole run, is executed again.
+
+Inside of a LangGraph task the place is the task, and the model's id of the call tells it from the others there:
+
+- *With a thread* (a checkpointer), the task's id is the place. LangGraph derives it from the checkpoint, so that a task
+  that is executed again, after an interrupt, a retry or in another process, has the same id; the tasks of two steps,
+  two `Send`s, two subgraphs or two forks do not.
+- *Without one*, ids of tasks are new in each run. Then the place is spelled by what a run of the same body from its top
+  repeats: node, step number, position in the step, and which of several such tasks of this saga it is.
+- Calls without an id are counted for each execution of the task's code.
+
+Outside of a graph there is no place: an id such as "call_0" begins anew with each message, and nothing tells the
+messages apart. The call's tool, arguments and number among equal calls say which it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from agent_saga_core import DeclarationError, Saga
+from agent_saga_core.wrapping import CallSite
+
+__all__ = ["Task", "current_task", "ordinal", "site_of"]
+
+
+class Task(NamedTuple):
+    """The LangGraph task that is being executed."""
+
+    runtime: Any
+    """LangGraph's object for this execution of the task's code; a new one for each."""
+    task_id: str
+    thread_id: str | None
+    namespace: str
+    """The tasks around this one and itself, `name:id` for each, joined by `|`."""
+    position: tuple[str, str]
+    """Step and path in the innermost graph, as far as LangGraph tells them."""
+
+
+class _Execution:
+    """One execution of a task's code, told from every other by LangGraph's object for it, whatever that compares as."""
+
+    __slots__ = ("runtime",)
+
+    def __init__(self, runtime: object) -> None:
+        self.runtime = runtime
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Execution) and self.runtime is other.runtime
+
+    def __hash__(self) -> int:
+        return id(self.runtime)
+
+
+def current_task() -> Task | None:
+    """The task that the running code belongs to; None outside of any.
+
+    A thread that was started without its starter's context sees none.
+
+    Raises:
+        DeclarationError: A graph is running, and this LangGraph does not tell its executions apart.
+    """
+    module = sys.modules.get("langgraph.runtime")
+    if module is None:
+        return None
+    try:
+        runtime: Any = module.get_runtime()
+    except (RuntimeError, KeyError):  # no runnable is running, or one of no graph
+        return None
+    if runtime is None:
+        return None
+    if not hasattr(runtime, "execution_info"):
+        raise DeclarationError("This LangGraph does not tell the calls of a graph apart. Install langgraph>=1.2.")
+    info = runtime.execution_info
+    if info is None:
+        return None
+    config: dict[str, Any] = sys.modules["langgraph.config"].get_config()
+    metadata: dict[str, Any] = config.get("metadata") or {}
+    return Task(
+        runtime=runtime,
+        task_id=info.task_id,
+        thread_id=str(info.thread_id) if _is_kept(info, config) else None,
+        namespace=info.checkpoint_ns,
+        position=(str(metadata.get("langgraph_step")), str(metadata.get("langgraph_path"))),
+    )
+
+
+def _is_kept(info: Any, config: dict[str, Any]) -> bool:
+    """Whether the graph can be resumed, so that the ids of its tasks are met again.
+
+    Many name a thread and have no checkpointer. Inside of a subgraph that says nothing: the graph around it may have one.
+    """
+    if info.thread_id is None:
+        return False
+    configurable: dict[str, Any] = config.get("configurable") or {}
+    return "|" in info.checkpoint_ns or configurable.get("__pregel_checkpointer", True) is not None
+
+
+def site_of(saga: Saga, task: Task | None, call_id: str | None) -> CallSite | None:
+    """The place of a call, in the words of its framework; None where nothing tells it."""
+    if task is None:
+        return None
+    scope = f"{task.thread_id}/{task.task_id}" if task.thread_id is not None else _spelled(saga, task)
+    return CallSite(adapter="langgraph", scope=scope, call_id=call_id or None, body=_Execution(task.runtime))
+
+
+def _spelled(saga: Saga, task: Task) -> str:
+    """The place of a task whose id is new in each run: the same one in a second run of the same body.
+
+    Tasks that run at the same time in graphs that were called side by side may swap their numbers in a second run.
+    Their calls are then not found again, or refused as a conflict, and the saga is rolled back.
+    """
+    parts: list[str] = []
+    segments = task.namespace.split("|")
+    for n, segment in enumerate(segments):
+        name, colon, task_id = segment.rpartition(":")
+        if not colon:  # which of the subgraphs called by one task
+            parts.append(segment)
+            continue
+        at = task.position if n == len(segments) - 1 else ("", "")
+        here = "|".join((*parts, f"{name}@{at[0]}{at[1]}"))
+        parts.append(f"{name}@{at[0]}{at[1]}#{ordinal(saga, task_id, 'task', here)}")
+    return "|".join(parts)
+
+
+class _Numbers:
+    """What one opening of a saga in this process has numbered."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.given: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
+
+    def number(self, key: Hashable, like: tuple[Hashable, ...]) -> int:
+        with self.lock:
+            known = self.given.setdefault(like, {})
+            return known.setdefault(key, len(known))
+
+
+_openings: WeakKeyDictionary[object, _Numbers] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def ordinal(saga: Saga, key: Hashable, *like: Hashable) -> int:
+    """The number of `key` among its like in this opening of the saga, from 0; met again, it has the number it had."""
+    # Savepoints are sagas of their own, and an id may be opened again: the run behind them is what is one opening.
+    opening: object = saga._opened  # pyright: ignore[reportPrivateUsage]
+    with _lock:
+        numbers = _openings.setdefault(opening, _Numbers())
+    return numbers.number(key, like)
