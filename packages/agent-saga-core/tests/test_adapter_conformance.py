@@ -455,6 +455,24 @@ class Reruns(SagaTool):
         return CallSite("plain", context.scope, f"{context.call_id} {uuid.uuid4()}")
 
 
+class RecordsMessages(SagaTool):
+    """What the framework makes of a result, in the place of the result."""
+
+    def call(self, args, context):
+        fn, other = self.fn, copy.copy(self)
+        if inspect.iscoroutinefunction(fn):
+
+            async def act(**given):
+                return {"content": str(await fn(**given))}
+        else:
+
+            def act(**given):
+                return {"content": str(fn(**given))}
+
+        other.fn = act
+        return SagaTool.call(other, args, context)
+
+
 class FallsThrough(SagaTool):
     """What the saga refuses is made without it."""
 
@@ -621,6 +639,9 @@ BROKEN: dict[str, tuple[type[PlainHarness], tuple[str, ...]]] = {
     "LogsInjected": (_with(tool_type=LogsInjected), ("test_injected_arguments_are_injected_and_not_logged",)),
     "LogsNothing": (_with(tool_type=LogsNothing), ("test_arguments_are_recorded_by_name_and_secrets_are_not",)),
     "Reruns": (_with(tool_type=Reruns), ("test_a_call_that_the_framework_tries_again_is_one_step",)),
+    "RecordsMessages": (_with(tool_type=RecordsMessages), (
+        "test_what_is_recorded_is_what_the_function_returned",
+    )),
     "FallsThrough": (_with(tool_type=FallsThrough), (
         "test_require_saga_refuses_outside_of_one",
         "test_an_unsettled_failure_ends_in_a_rollback_whatever_the_model_says",

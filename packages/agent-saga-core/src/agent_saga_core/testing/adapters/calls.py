@@ -37,6 +37,16 @@ class Calls(Staged):
             assert stage.desk.booked() == ["a", "b"] and stage.desk.undone() == []
             assert len(outcome.heard) == 2 and "a/1" in outcome.heard[0] and "b/1" in outcome.heard[1]
 
+    @pytest.mark.promise("recover-anywhere", "replay-not-rerun")
+    def test_what_is_recorded_is_what_the_function_returned(self, stages: Stages) -> None:
+        for stage in stages():
+            assert stage.run([stage.tool("book", BY_RESULT)], Call("book", {"item": "a"})).finished()
+            done = [record.data for record in stage.log.read("s") if record.type == "DONE"]
+            assert [data["result"] for data in done] == [{"id": "a/1", "item": "a"}], (
+                "not what the framework makes of it"
+            )
+            assert ["undo_error" in data for data in done] == [False]
+
     @pytest.mark.promise("intent-first")
     def test_the_intent_is_in_the_log_before_the_effect(self, stages: Stages) -> None:
         for stage in stages():
