@@ -1,0 +1,186 @@
+"""`saga_run` and `asaga_run`: an agent's run as one saga, its tools bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+from agents import Agent, RunContextWrapper, Runner, RunResult
+
+from agent_saga_core import Log, Saga, SagaStatus, saga_scope
+from agent_saga_core.wrapping import covered
+from agent_saga_openai_agents.sites import Mark, inside, put_mark, runs_of
+from agent_saga_openai_agents.states import aload_state, complete, resumes
+from agent_saga_openai_agents.walk import runners_of
+
+__all__ = ["Arguments", "Prepared", "ScopeArguments", "asaga_run", "reason_to_wait", "saga_run"]
+
+
+class ScopeArguments(TypedDict, total=False):
+    """What is passed on to `saga_scope`."""
+
+    name: str
+    on_failure: Literal["settle", "abort"]
+    approve: Callable[..., Any] | None
+    drain_timeout: float
+    durability: Literal["strict", "relaxed"]
+    busy_timeout: float
+    metadata: Mapping[str, Any] | None
+
+
+class Arguments(ScopeArguments, total=False):
+    """The arguments of the scope, and those of the framework's own run."""
+
+    context: Any
+    max_turns: int | None
+    hooks: Any
+    run_config: Any
+    error_handlers: Any
+    previous_response_id: str | None
+    auto_previous_response_id: bool
+    conversation_id: str | None
+    session: Any
+
+
+async def asaga_run(
+    starting_agent: Agent[Any],
+    input: Any,
+    *,
+    saga_id: str | None = None,
+    log: Log | str | None = None,
+    **arguments: Unpack[Arguments],
+) -> RunResult:
+    """`Runner.run` as one saga: when this returns a result without interruptions, the saga has committed.
+
+    When it raises, everything that may have happened was undone, or `RollbackIncomplete` names what may be left. A
+    result with interruptions means that the saga is suspended: keep `dump_state(result)`, and go on by passing that,
+    or the state from `load_state`, as the input here.
+
+    Inside of an open saga the run is a savepoint of it. Tools that are not wrapped, hosted tools and MCP servers run
+    as ever and are no steps: see `coverage`.
+
+    Args:
+        starting_agent: The agent. Its wrapped tools, those of its handoffs and those of agents called as tools are
+            bound to the saga.
+        input: As in `Runner.run`; or what `dump_state` or `load_state` returned.
+        saga_id: Names the saga; left out when a run goes on, which knows it. Default: drawn.
+        log: A log or the URL of one.
+        **arguments: The other arguments of `Runner.run`, and of `saga_scope`: `name` (the agent's), `approve`,
+            `on_failure`, `drain_timeout`, `durability`, `busy_timeout`, `metadata`.
+
+    Raises:
+        SagaAborted: The run ended normally and its saga could not commit; all is undone.
+        RollbackIncomplete: Something may be left; its `.report` names it.
+        SagaNotRunning: The saga of this id has ended without committing.
+        ValueError: The state belongs to no saga that is known.
+    """
+    prepared = Prepared(starting_agent, input, saga_id, log, arguments)
+    await prepared.load()
+    async with prepared.saga as saga:
+        with prepared.bound(saga):
+            with prepared.running(saga) as run:
+                result = await Runner.run(starting_agent, prepared.given, **run)
+            prepared.mark(result)
+            waits = reason_to_wait(saga, result)
+            if waits:
+                await saga.asuspend(waits)
+            return result
+    raise AssertionError("a scope swallows no exception")
+
+
+def saga_run(
+    starting_agent: Agent[Any],
+    input: Any,
+    *,
+    saga_id: str | None = None,
+    log: Log | str | None = None,
+    **arguments: Unpack[Arguments],
+) -> RunResult:
+    """`Runner.run_sync` as one saga; see `asaga_run`.
+
+    Raises:
+        RuntimeError: An event loop runs here.
+    """
+    prepared = Prepared(starting_agent, input, saga_id, log, arguments)
+    if prepared.resumed is not None:
+        complete(prepared.load())
+    with prepared.saga as saga:
+        with prepared.bound(saga):
+            with prepared.running(saga) as run:
+                result = Runner.run_sync(starting_agent, prepared.given, **run)
+            prepared.mark(result)
+            waits = reason_to_wait(saga, result)
+            if waits:
+                saga.suspend(waits)
+            return result
+    raise AssertionError("a scope swallows no exception")
+
+
+class Prepared:
+    """A run that is about to start: its scope, not yet opened, and the arguments of the framework's own run.
+
+    Raises:
+        ValueError: The input goes on with a run whose saga is not known, or is another one than is named.
+    """
+
+    def __init__(
+        self, agent: Agent[Any], given: Any, saga_id: str | None, log: Log | str | None, arguments: Mapping[str, Any]
+    ) -> None:
+        scope: dict[str, Any] = {"name": agent.name or "agent"}
+        scope |= {name: value for name, value in arguments.items() if name in ScopeArguments.__annotations__}
+        self.run = {name: value for name, value in arguments.items() if name not in scope}
+        self.agent = agent
+        self.given = given
+        self.resumed = resumes(given, saga_id)
+        self.begun: Mark | None = None
+        self.saga = saga_scope(
+            self.resumed.saga_id if self.resumed is not None else saga_id,
+            log=log,
+            # A state goes on behind the calls that the run has made; without one, the run begins at its top.
+            resume="continue" if self.resumed is not None else "replay",
+            **scope,
+        )
+
+    async def load(self) -> None:
+        """Make the framework's state of an envelope. Before the saga is opened: an unfit state rolls nothing back."""
+        if isinstance(self.given, Mapping):
+            self.given = await aload_state(self.agent, cast("Mapping[str, Any]", self.given))
+
+    @contextmanager
+    def bound(self, saga: Saga) -> Generator[None]:
+        """The tools that can be seen belong to the saga in the block."""
+        with covered(saga, runners_of(self.agent)):
+            yield
+
+    @contextmanager
+    def running(self, saga: Saga) -> Generator[dict[str, Any]]:
+        """Start the framework's run in the block, with these arguments: it is numbered in the saga."""
+        run = self.run
+        if self.resumed is not None:
+            wrapper: object = getattr(self.given, "_context", None)
+        else:
+            context: Any = run.get("context")
+            wrapper = cast(object, context if isinstance(context, RunContextWrapper) else RunContextWrapper(context))
+            run = {**run, "context": wrapper}
+        self.begun = runs_of(saga).begin(saga.id, wrapper, self.resumed)
+        with inside(self.begun):
+            yield run
+
+    def mark(self, result: Any) -> None:
+        """Remember on a result which run it is of: on its context, too, which its states share."""
+        if self.begun is not None:
+            put_mark(result, self.begun)
+            put_mark(result.context_wrapper, self.begun)
+
+
+def reason_to_wait(saga: Saga, result: Any) -> str:
+    """Why the saga is to be suspended after a run: for whose yes it waits. Empty: it is not.
+
+    A saga that has refused calls is not: nothing can become of it, and it is rolled back rather than kept waiting.
+    """
+    waiting: list[Any] = getattr(result, "interruptions", None) or []
+    if not waiting or saga.status is not SagaStatus.RUNNING or saga.refusals:
+        return ""
+    names = sorted({str(getattr(item, "name", None) or "a tool") for item in waiting})
+    return f"waiting for approval of {', '.join(names)}"

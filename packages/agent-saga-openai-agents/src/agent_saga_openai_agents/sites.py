@@ -1,0 +1,139 @@
+"""Where a call was made: what makes a model's call ids unique within a saga, also after a resume in another process.
+
+The framework holds each call id to one call within a run (handoffs included), and to nothing beyond: the next run may
+begin at `call_0` again, and so may an agent that is called as a tool. A run has no id of its own that survives a
+resume, so runs are numbered in their saga. Runs within runs cannot be told by name: what tells them apart here is that
+every run has tables of its own in its context, shared by the contexts of all its calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from agent_saga_core import Saga
+from agent_saga_core.wrapping import CallSite
+from agent_saga_openai_agents.adapter import NAME
+
+__all__ = ["TABLES", "Mark", "Runs", "inside", "mark_of", "put_mark", "runs_of", "site_of"]
+
+TABLES: Final = ("_tool_invocations", "_approvals")
+"""Attributes of a run's context that all contexts made from it share, and no other run's."""
+_MARK: Final = "_agent_saga"
+
+
+class Mark(NamedTuple):
+    """A run of a saga."""
+
+    saga_id: str
+    run: int
+    """Its number among the runs of the saga, from 1."""
+    part: int = 0
+    """How often it had waited for a person when this part of it began."""
+
+
+_inside: ContextVar[Mark | None] = ContextVar("agent_saga_openai_agents_run", default=None)
+
+
+class Runs:
+    """The runs of one saga in this process. Safe on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._scopes: dict[int, tuple[object, str]] = {}  # holds the tables, so that no id is used twice
+        self._nested: Counter[str] = Counter()
+
+    def begin(self, saga_id: str, context: object, resumed: Mark | None) -> Mark:
+        """Number a run that is about to start with this context."""
+        with self._lock:
+            number = resumed.run if resumed is not None else self._count + 1
+            self._count = max(self._count, number)
+            table = _table(context)
+            if table is not None:
+                self._scopes[id(table)] = table, str(number)
+        return Mark(saga_id, number, resumed.part if resumed is not None else 0)
+
+    def scope(self, context: object, agent: str, call: str) -> str | None:
+        """The name of the run that a call with this context belongs to; None if that cannot be told.
+
+        A run that nobody numbered (an agent called as a tool, or one run by hand) is named by the run around it, its
+        agent and the call that it is met with first, and numbered among those that have that in common.
+        """
+        table = _table(context)
+        if table is None:
+            return None
+        around = _inside.get()
+        with self._lock:
+            known = self._scopes.get(id(table))
+            if known is None:
+                where = f"{around.run}.{around.part}" if around is not None else "-"
+                name = f"{where}/{agent}/{call}"
+                self._nested[name] += 1
+                known = self._scopes[id(table)] = table, f"{name}#{self._nested[name]}"
+        return known[1]
+
+
+_lock = threading.Lock()
+_runs: WeakKeyDictionary[Saga, Runs] = WeakKeyDictionary()
+
+
+def runs_of(saga: Saga) -> Runs:
+    """The runs of a saga: the same for all its savepoints, and new ones when it is opened again."""
+    found = _runs.get(saga)
+    if found is None:
+        with _lock:
+            found = next((runs for known, runs in list(_runs.items()) if known.same_as(saga)), None) or Runs()
+            _runs[saga] = found
+    return found
+
+
+@contextmanager
+def inside(mark: Mark) -> Generator[None]:
+    """What is started in the block belongs to this run."""
+    before = _inside.get()
+    _inside.set(mark)
+    try:
+        yield
+    finally:
+        _inside.set(before)
+
+
+def site_of(saga: Saga, context: Any, tool: str) -> CallSite | None:
+    """Where the call with this context was made; None if the context tells nothing of it."""
+    call_id = getattr(context, "tool_call_id", None)
+    if not isinstance(call_id, str) or not call_id:
+        return None
+    agent = getattr(getattr(context, "agent", None), "name", "")
+    scope = runs_of(saga).scope(context, str(agent), f"{tool}:{call_id}")
+    if scope is None:  # without a run to be unique in, the id is worth nothing: calls are counted instead
+        around = _inside.get()
+        return CallSite(NAME, scope=str(around.run) if around is not None else "")
+    return CallSite(NAME, scope=scope, call_id=call_id)
+
+
+def put_mark(target: object, mark: Mark) -> None:
+    """Remember on one of the framework's objects which run it is of."""
+    setattr(target, _MARK, mark)
+
+
+def mark_of(found: object) -> Mark | None:
+    """The run that a result or a state is of; it may be known by its context alone."""
+    for holder in (found, getattr(found, "context_wrapper", None), getattr(found, "_context", None)):
+        mark = cast(object, getattr(holder, _MARK, None))
+        if isinstance(mark, Mark):
+            return mark
+    return None
+
+
+def _table(context: object) -> object | None:
+    for name in TABLES:
+        table = getattr(context, name, None)
+        if isinstance(table, dict):
+            return cast(object, table)
+    return None
