@@ -1,0 +1,112 @@
+"""CrewAI against the suite of all adapters."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from agent_saga_core.testing import AdapterConformance, AdapterHarness, Entry, Ran, Script
+
+REACT = Entry("react")
+
+
+def crews() -> Any:
+    """The helper beside this file, which imports CrewAI; this file is loaded in another process, too."""
+    name = "agent_saga_crewai_crews"
+    if name not in sys.modules:
+        here = Path(__file__)
+        for file in ("conftest.py", "crews.py"):
+            spec = importlib.util.spec_from_file_location(name, here.with_name(file))
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+class CrewaiHarness(AdapterHarness):
+    entries: ClassVar[tuple[Entry, ...]] = (
+        Entry("kickoff"),
+        Entry("kickoff_async", is_async=True),
+        Entry("akickoff", is_async=True),
+        Entry("stream", streams=True),
+        Entry("astream", is_async=True, streams=True),
+    )
+    cancels_async_tools: ClassVar[bool] = False
+    deferred: ClassVar[Mapping[str, str]] = {
+        "test_injected_arguments_reach_the_tool_and_stay_out_of_the_log": "CrewAI injects nothing into a tool",
+        "test_a_paused_run_is_suspended_and_goes_on_where_it_was": "CrewAI cannot pause at the call of a tool",
+        "test_a_person_may_change_the_arguments_of_a_paused_call": "CrewAI cannot pause at the call of a tool",
+    }
+
+    def tool(self, fn: Callable[..., Any], *, pauses: bool = False) -> Any:
+        if pauses:
+            raise NotImplementedError("CrewAI cannot pause at the call of a tool")
+        return crews().tool(fn.__name__)(fn)
+
+    def wrap(self, tool: Any, **declaration: Any) -> Any:
+        return crews().wrap_tool(tool, **declaration)
+
+    def agent(self, tools: Sequence[Any], script: Script) -> Any:
+        return crews().crew_of(tools, script)
+
+    def run(self, entry: Entry, tools: Sequence[Any], script: Script, *, saga: bool = True, **scope: Any) -> Ran:
+        helper = crews()
+        crew = helper.crew_of(tools, script, native=entry != REACT, stream=entry.streams)
+        if not entry.streams:
+            raw = helper.saga_run(crew, **scope) if saga else crew.kickoff()
+            return Ran(text=raw.raw, raw=raw)
+        pieces = helper.saga_stream(crew, **scope) if saga else crew.kickoff()
+        list(pieces)
+        return Ran(text=pieces.result.raw, raw=pieces.result)
+
+    async def arun(self, entry: Entry, tools: Sequence[Any], script: Script, *, saga: bool = True, **scope: Any) -> Ran:
+        helper = crews()
+        crew = helper.crew_of(tools, script, stream=entry.streams)
+        if not entry.streams:
+            kickoff = getattr(crew, entry.name)
+            raw = await (helper.asaga_run(kickoff, **scope) if saga else kickoff())
+            return Ran(text=raw.raw, raw=raw)
+        pieces = helper.asaga_stream(crew, **scope) if saga else await crew.akickoff()
+        try:
+            async for _ in pieces:
+                pass
+        finally:
+            await pieces.aclose()
+        return Ran(text=pieces.result.raw, raw=pieces.result)
+
+    def call(self, tool: Any, args: Mapping[str, Any]) -> Any:
+        return tool.run(**args)
+
+    def face(self, tool: Any) -> Mapping[str, object]:
+        fields = {name: getattr(tool, name) for name in type(tool).model_fields if name != "func"}
+        shown = crews().shown_to_the_model(tool)
+        return {**fields, "shown": shown, "prompt": tool.formatted_description, "type": tool.tool_type}
+
+    def shown(self, tool: Any) -> set[str]:
+        return set(crews().shown_to_the_model(tool)["function"]["parameters"]["properties"])
+
+    def results(self, ran: Ran) -> Sequence[object]:
+        return [json.loads(f.failure.model_dump_json()) for task in ran.raw.tasks_output for f in task.tool_failures]
+
+    def coverage(self, agent: Any) -> Any:
+        return crews().coverage(agent)
+
+    def copies(self) -> Mapping[str, Callable[[Any], Any]]:
+        return {**super().copies(), "model_copy": lambda tool: tool.model_copy()}
+
+    @property
+    def retrying(self) -> Entry:
+        return REACT
+
+
+class TestCrewaiConformance(AdapterConformance):
+    @pytest.fixture
+    def harness(self) -> CrewaiHarness:
+        return CrewaiHarness()
