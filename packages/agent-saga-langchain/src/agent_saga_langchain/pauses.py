@@ -39,7 +39,7 @@ def handover_of(error: BaseException) -> Handover | None:
 
 
 def run_ended(refusal: SagaAborted) -> SagaAborted:
-    """The refusal as an exception that no error handling of a ToolNode turns into a message; itself without LangGraph."""
+    """The refusal as an exception that no ToolNode turns into a message; without LangGraph, itself."""
     bubble = _errors("GraphBubbleUp")
     return _ending(bubble)(str(refusal)) if bubble is not None else refusal
 

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 from agent_saga_core import DeclarationError, Saga
 from agent_saga_core.wrapping import CallSite
 
-__all__ = ["Task", "current_task", "ordinal", "site_of"]
+__all__ = ["Task", "current_task", "is_rollback_only", "is_savepoint", "numbered", "ordinal", "site_of"]
 
 
 class Task(NamedTuple):
@@ -91,7 +91,7 @@ def current_task() -> Task | None:
 def _is_kept(info: Any, config: dict[str, Any]) -> bool:
     """Whether the graph can be resumed, so that the ids of its tasks are met again.
 
-    Many name a thread and have no checkpointer. Inside of a subgraph that says nothing: the graph around it may have one.
+    Many name a thread and have no checkpointer. Of a subgraph that says nothing: the graph around it may have one.
     """
     if info.thread_id is None:
         return False
@@ -122,8 +122,20 @@ def _spelled(saga: Saga, task: Task) -> str:
             continue
         at = task.position if n == len(segments) - 1 else ("", "")
         here = "|".join((*parts, f"{name}@{at[0]}{at[1]}"))
-        parts.append(f"{name}@{at[0]}{at[1]}#{ordinal(saga, task_id, 'task', here)}")
+        parts.append(f"{name}@{at[0]}{at[1]}#{numbered(saga, task_id, here)}")
     return "|".join(parts)
+
+
+def is_savepoint(saga: Saga) -> bool:
+    """Whether a scope is part of a saga that was open around it."""
+    return saga._parent is not None  # pyright: ignore[reportPrivateUsage]
+
+
+def is_rollback_only(saga: Saga) -> bool:
+    """Whether an open saga can no longer commit."""
+    run = saga._run  # pyright: ignore[reportPrivateUsage]
+    with run.lock:
+        return run.fold.rollback_only is not None
 
 
 class _Numbers:
@@ -131,22 +143,32 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.given: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
-
-    def number(self, key: Hashable, like: tuple[Hashable, ...]) -> int:
-        with self.lock:
-            known = self.given.setdefault(like, {})
-            return known.setdefault(key, len(known))
+        self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
+        self.counts: dict[tuple[Hashable, ...], int] = {}
 
 
 _openings: WeakKeyDictionary[object, _Numbers] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def ordinal(saga: Saga, key: Hashable, *like: Hashable) -> int:
-    """The number of `key` among its like in this opening of the saga, from 0; met again, it has the number it had."""
+def _numbers_of(saga: Saga) -> _Numbers:
     # Savepoints are sagas of their own, and an id may be opened again: the run behind them is what is one opening.
     opening: object = saga._opened  # pyright: ignore[reportPrivateUsage]
     with _lock:
-        numbers = _openings.setdefault(opening, _Numbers())
-    return numbers.number(key, like)
+        return _openings.setdefault(opening, _Numbers())
+
+
+def numbered(saga: Saga, key: Hashable, *like: Hashable) -> int:
+    """The number of `key` among its like in this opening of the saga, from 0; met again, it has the number it had."""
+    numbers = _numbers_of(saga)
+    with numbers.lock:
+        known = numbers.known.setdefault(like, {})
+        return known.setdefault(key, len(known))
+
+
+def ordinal(saga: Saga, body: Hashable, *of: Hashable) -> int:
+    """The number of this call among those `of` its kind that one execution of a body has made, from 0; each is new."""
+    numbers = _numbers_of(saga)
+    with numbers.lock:
+        number = numbers.counts[body, *of] = numbers.counts.get((body, *of), -1) + 1
+        return number

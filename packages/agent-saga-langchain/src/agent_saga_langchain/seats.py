@@ -1,4 +1,4 @@
-"""The functions in a tool: where a call becomes a step, with the real arguments, the real result, the real exception."""
+"""The functions in a tool: where a call becomes a step, with its real arguments, result and exception."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Seat:
         if saga is None:
             return self.runner.run(named, invoke)
         site = self._site(saga, call)
-        approve = approval(self.runner, saga, named, site)
+        approve = approval(self.runner.spec, saga, named, site)
         try:
             with self._inside(call):
                 result = self.runner.run(named, partial(_handing_over, invoke), site=site, approve=approve)
@@ -120,7 +120,7 @@ class Seat:
         if saga is None:
             return await self.runner.arun(named, invoke)
         site = self._site(saga, call)
-        approve = approval(self.runner, saga, named, site)
+        approve = approval(self.runner.spec, saga, named, site)
         try:
             with self._inside(call):
                 result = await self.runner.arun(named, partial(_ahanding_over, invoke), site=site, approve=approve)
@@ -214,11 +214,14 @@ def shown_fields(tool: BaseTool) -> tuple[frozenset[str], frozenset[str]] | None
     return frozenset(_fields(shown)), frozenset(_fields(whole))
 
 
-def left_out(tool: BaseTool, fn: Callable[..., Any], shown: tuple[frozenset[str], frozenset[str]] | None) -> frozenset[str]:
+def left_out(
+    tool: BaseTool, fn: Callable[..., Any], shown: tuple[frozenset[str], frozenset[str]] | None
+) -> frozenset[str]:
     """The names of arguments of `fn` that no model gives: what the framework injects, and what the schema hides."""
     hidden = {*FILTERED, *(name for name, hint in hints_of(fn).items() if _is_injected(hint))}
     # LangChain's own finding knows annotations that only its scopes resolve.
-    hidden |= cast("frozenset[str]", getattr(tool, "_injected_args_keys", frozenset()))
+    found: Any = getattr(tool, "_injected_args_keys", None)
+    hidden |= cast("frozenset[str]", found) if found is not None else frozenset()
     if shown is not None:
         visible, every = shown
         kinds = inspect.signature(fn).parameters.values()
@@ -233,10 +236,9 @@ def _fields(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_injected(hint: Any) -> bool:
-    metadata: tuple[Any, ...] = getattr(hint, "__metadata__", ())
-    if any(isinstance(m, InjectedToolArg) or (isinstance(m, type) and issubclass(m, InjectedToolArg)) for m in metadata):
-        return True
-    return hint is RunnableConfig
+    marks: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+    kinds = [mark if isinstance(mark, type) else type(mark) for mark in marks]
+    return hint is RunnableConfig or any(issubclass(kind, InjectedToolArg) for kind in kinds)
 
 
 # --- around the function

@@ -90,7 +90,7 @@ def _wrapped(tool: T, runner: _Runner) -> T:
     functions = _functions(tool)
     seats = _seats(tool, runner)
     wrapped = tool.model_copy()
-    wrapped.__class__ = _class_of(type(tool))
+    wrapped.__class__ = cast("type[T]", _class_of(type(tool)))
     # Not through pydantic, which knows fields only. Copies of the instance's dict carry it along.
     object.__setattr__(wrapped, "__agent_saga__", runner)
     object.__setattr__(wrapped, "__agent_saga_seats__", seats)
@@ -139,7 +139,9 @@ def _class_of(cls: type[BaseTool]) -> type[BaseTool]:
         **_calls(cls),
         **_copies(cls),
     }
-    return cast("type[BaseTool]", type(cls)(cls.__name__, (cls,), body))
+    metaclass: Any = type(cls)
+    made: type[BaseTool] = metaclass(cls.__name__, (cls,), body)
+    return made
 
 
 def _calls(cls: Any) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def _copies(cls: Any) -> dict[str, Any]:
 
 def _seated_anew(tool: Any, name: str, value: Any) -> Any:
     """A function that is put into a wrapped tool in place of another one, wrapped like it."""
-    if name not in FUNCTIONS or not callable(value) or not _holds_functions(type(tool).__agent_saga_plain__):
+    if name not in FUNCTIONS or not callable(value) or not _holds_functions(_plain_class(tool)):
         return value
     runner = tool.__agent_saga__
     if runner_of(value) is runner:
@@ -223,10 +225,15 @@ def _seated_anew(tool: Any, name: str, value: Any) -> Any:
     return seated(value, seat, is_async=name == "coroutine")
 
 
+def _plain_class(tool: Any) -> type[BaseTool]:
+    plain: type[BaseTool] = tool.__agent_saga_plain__
+    return plain
+
+
 def _plain(tool: Any) -> BaseTool:
     """The tool as it was before it was wrapped, with what was changed in it since."""
-    cls = type(tool).__agent_saga_plain__
-    plain = copy.copy(tool)
+    cls = _plain_class(tool)
+    plain: Any = copy.copy(tool)
     plain.__class__ = cls
     for name in FUNCTIONS if _holds_functions(cls) else ():
         BaseTool.__setattr__(plain, name, original_of(getattr(plain, name)))
@@ -266,7 +273,7 @@ def _without_key(tool: BaseTool) -> Any:
         return shown
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         raise DeclarationError(
-            f"{tool.name!r}: its argument schema is a model of pydantic 1, in which {KEY} cannot be hidden from a model. "
+            f"{tool.name!r}: its argument schema is of pydantic 1, in which {KEY} cannot be hidden from a model. "
             "Write args_schema= with pydantic 2."
         )
     if KEY not in schema.model_fields:
