@@ -1,0 +1,203 @@
+"""Where a call is made: what of a workflow run stays the same when the run is taken up again.
+
+A workflow runs a step again from its top when an event that the step waited for arrives, when its retry policy says so,
+and in another process, after the run's context was restored there. What names the step's work through all of that is
+its work item, which LlamaIndex numbers within a run and stores with the context. So a call's site is the run's label in
+the saga, the step, and the work item; and one execution of the step is the body within which calls are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Hashable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from workflows.events import Event
+from workflows.handler import WorkflowHandler
+
+from agent_saga_core import current_step
+from agent_saga_core.errors import BoundaryRequired
+from agent_saga_core.saga import Saga
+from agent_saga_core.wrapping import REFUSALS, CallSite
+from agent_saga_llamaindex.inside import run_here, step_here
+
+__all__ = ["ADAPTER", "HERE", "RunScope", "label_for", "site_of"]
+
+ADAPTER = "llamaindex"
+
+
+class Same:
+    """An object as a key that equals itself alone; holds it, so that no other one gets its place in memory."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.held is self.held
+
+
+class Book:
+    """What one process has seen of one saga: the runs in it, and what they were called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Hashable, int] = {}
+        self._labels: dict[str, str] = {}
+        self._events: dict[str, list[Event]] = {}
+
+    def next(self, *key: Hashable) -> int:
+        """Count, from 1."""
+        with self._lock:
+            number = self._counts[key] = self._counts.get(key, 0) + 1
+            return number
+
+    def label_of(self, run_id: str, base: str, body: Hashable) -> str:
+        """What a run is called that nobody announced: its place among those seen from the same body."""
+        with self._lock:
+            if run_id not in self._labels:
+                number = self._counts[base, body] = self._counts.get((base, body), 0) + 1
+                self._labels[run_id] = f"{base}.{number}"
+            return self._labels[run_id]
+
+    def place_of(self, event: Event, scope: str) -> int:
+        """Which of the events of a step this one is; a step that runs again is handed the same object."""
+        with self._lock:
+            seen = self._events.setdefault(scope, [])
+            for place, known in enumerate(seen):
+                if known is event:
+                    return place
+            seen.append(event)
+            return len(seen) - 1
+
+
+class RunScope:
+    """One run that the adapter has started, on the running loop.
+
+    Attributes:
+        saga: The saga, or the savepoint in one, that the run is.
+        label: What the run is called in the saga, in this process and after a resume in another.
+        handler: LlamaIndex's handle on the run; None until it is started.
+        refusal: Why the run is being ended, if it is: its saga has refused too many calls.
+    """
+
+    def __init__(self, saga: Saga, label: str) -> None:
+        self.saga = saga
+        self.label = label
+        self.handler: WorkflowHandler | None = None
+        self.refusal: BaseException | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[None] | None = None
+
+    def hear(self, refusal: BaseException) -> None:
+        """A call was refused, on whatever thread: after so many, the run is cancelled as LlamaIndex cancels runs.
+
+        Raising would not end it: an agent tells its model of every exception that a tool raises, and asks it again.
+        """
+        if self.saga.refusals >= REFUSALS and self.refusal is None:
+            self.refusal = refusal
+            with suppress(RuntimeError):  # the loop is closed, and the run over
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.handler is not None:
+            self._ending = asyncio.ensure_future(self.handler.cancel_run())
+
+
+HERE: ContextVar[RunScope | None] = ContextVar("agent_saga_llamaindex_run", default=None)
+"""The run that the code belongs to: LlamaIndex copies the context into every step, and into a sync tool's thread."""
+
+_books: WeakKeyDictionary[Any, Book] = WeakKeyDictionary()
+_books_lock = threading.Lock()
+
+
+def book_of(saga: Saga) -> Book:
+    """The book of a saga, which its savepoints share."""
+    run = saga._run  # pyright: ignore[reportPrivateUsage] - the one object that all scopes of a saga have in common
+    with _books_lock:
+        book = _books.get(run)
+        if book is None:
+            book = _books[run] = Book()
+        return book
+
+
+def continues(saga: Saga) -> bool:
+    """Whether the saga was opened to go on where another process left it, and not to run again from its top."""
+    return saga._run.options.resume == "continue"  # pyright: ignore[reportPrivateUsage]
+
+
+def label_for(saga: Saga) -> str:
+    """What a run is called that is about to be started here. Repeated where the code around it is run again."""
+    around, step, book = HERE.get(), step_here(), book_of(saga)
+    if around is not None and step is not None and around.saga.same_as(saga):
+        outer = _label_here(saga, book, "asaga_run") or around.label
+        base = f"{outer}/{_work(step, outer, book)}"
+        return f"{base}.{book.next('run', base, Same(step))}"
+    current = current_step()
+    if current is not None:
+        return f"step{current.number}.{book.next('run', Same(current))}"
+    if continues(saga):  # the runs before it were counted in another process
+        return f"new-{uuid.uuid4().hex}"
+    return str(book.next("run"))
+
+
+def site_of(saga: Saga, tool: str) -> CallSite | None:
+    """Where a call of a tool is made: in a step of a workflow, else nowhere that LlamaIndex could tell.
+
+    The call that an agent's own step makes for its model is the only one of its tool in that step's work, and needs no
+    counting. The model's id of it is not used: a ReAct agent draws a new one whenever it reads the same text.
+
+    Raises:
+        BoundaryRequired: The saga goes on from another process, and this run was not started by the adapter.
+    """
+    step, book = step_here(), book_of(saga)
+    label = _label_here(saga, book, tool) if step is not None else None
+    if step is None or label is None:
+        around = HERE.get()
+        known = around is not None and around.saga.same_as(saga)
+        return CallSite(ADAPTER, around.label) if known and around is not None else None
+    scope = f"{label}/{_work(step, label, book)}"
+    if _made_for_model(step.event, tool):
+        return CallSite(ADAPTER, scope, call_id="call")
+    return CallSite(ADAPTER, scope, body=Same(step))
+
+
+def _label_here(saga: Saga, book: Book, tool: str) -> str | None:
+    """The label of the run that the code belongs to; None where LlamaIndex does not tell one run from another."""
+    around, run_id = HERE.get(), run_here()
+    if run_id is None:
+        return None
+    announced = around is not None and around.saga.same_as(saga)
+    if announced and around is not None and around.handler is not None and run_id == around.handler.run_id:
+        return around.label
+    current = current_step()
+    if current is None and continues(saga):
+        raise BoundaryRequired(
+            f"{tool!r} was called in a workflow that was started by hand, in a saga that goes on from another process: "
+            "whether that process made this call cannot be told. Start and resume workflows with asaga_run."
+        )
+    outer = around.label if announced and around is not None else "by-hand"
+    base = f"{outer}/step{current.number}" if current is not None else f"{outer}/inner"
+    return book.label_of(run_id, base, Same(current))
+
+
+def _work(step: Any, label: str, book: Book) -> str:
+    """The step, and the work item that it runs for."""
+    state = step.state
+    item = getattr(state, "work_item_id", None)
+    if item is None:
+        item = f"event_{book.place_of(step.event, f'{label}/{state.step_name}')}"
+    return f"{state.step_name}/{item}"
+
+
+def _made_for_model(event: object, tool: str) -> bool:
+    return isinstance(getattr(event, "tool_id", None), str) and getattr(event, "tool_name", None) == tool
