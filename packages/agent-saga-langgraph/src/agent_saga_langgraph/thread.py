@@ -1,0 +1,326 @@
+"""Which saga a run of a thread belongs to: read from the thread's checkpoints before anything runs.
+
+The saga's id stands in the metadata of every checkpoint that its run wrote. `update_state` writes checkpoints without
+it, so a person's edit is followed back to the checkpoint that was edited. LangGraph gives the tasks of an edited
+checkpoint new ids and runs them again, those that had finished included: `Standing.renamed` says which task each of
+them was, so that a call met again is known as the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from langchain_core.runnables.config import merge_configs
+from langgraph.types import Command
+
+from agent_saga_core import SagaNotFound, SagaStatus, current_saga, read_saga
+from agent_saga_core.errors import DeclarationError, SagaBusy
+from agent_saga_core.log.base import Log
+from agent_saga_core.logs import shared_log
+from agent_saga_langgraph.looking import Look, Read
+
+__all__ = ["ADDRESS", "Standing", "moved", "paused", "stand"]
+
+log = logging.getLogger("agent_saga")
+
+ADDRESS = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
+"""The parts of a config that address one checkpoint of a thread."""
+UPDATE = "update"
+"""What LangGraph calls the source of a checkpoint that `update_state` wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands in its thread.
+
+    Attributes:
+        config: What to run the graph with.
+        thread: The config of the thread's head; None if the graph keeps no checkpoints of this run.
+        saga_id: The saga's id; None to draw one.
+        resumes: Whether the run goes on with a saga that was begun before.
+        head: What the head was when it was looked at: its id, and the interrupts that wait there.
+        forked: What a new saga stores of where it was forked from.
+        renamed: The ids that tasks of an edited checkpoint have now, with those that they had.
+    """
+
+    config: dict[str, Any]
+    thread: dict[str, Any] | None = None
+    saga_id: str | None = None
+    resumes: bool = False
+    head: tuple[str | None, tuple[str, ...]] = (None, ())
+    forked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def stand(
+    graph: Any, given: Any, config: Mapping[str, Any] | None, saga_id: str | None, kept: Log | str | None
+) -> Look[Standing]:
+    """Find the saga that this input belongs to. Nothing has run when this raises.
+
+    Args:
+        graph: The compiled graph.
+        given: Its input.
+        config: The config that it is to run with.
+        saga_id: The id that the caller names, if any.
+        kept: Where the sagas are: a log, its URL, or None for the default.
+
+    Raises:
+        DeclarationError: An answer for a checkpoint that the thread has moved past; a saga id that is not the
+            thread's; an edit after which finished work would be done again.
+        SagaNotFound: The thread's saga is not in this log.
+    """
+    own: dict[str, Any] = dict(config or {})
+    thread = _thread_of(graph, own)
+    if thread is None:
+        return Standing(config=own, saga_id=saga_id)
+    head = yield _state(graph, thread)
+    addressed = _conf(own).get("checkpoint_id")
+    at_head = not _conf(own).get("checkpoint_ns") and addressed in (None, _id_of(head))
+    command = cast("Command[Any] | None", given if isinstance(given, Command) else None)
+    resuming = given is None or command is not None
+    if command is not None and command.resume is not None and not at_head:
+        raise DeclarationError(
+            "This answer is for a checkpoint that the thread has moved past, and LangGraph would give the tool the "
+            "answer that is stored there, not this one. Fork first: saga_run(graph, None, old_config) asks again, in "
+            "a saga of its own; then answer that."
+        )
+    if not at_head:
+        forked = yield from _origin(graph, own, addressed)
+        return Standing(config=own, thread=thread, saga_id=saga_id, forked=forked)
+    if not resuming:
+        _warn_of_open(head)
+        return Standing(config=own, thread=thread, saga_id=saga_id)
+    # With the head's own id LangGraph would run finished tasks again, under new ids; without it, it resumes.
+    own = {**own, "configurable": _without_address(own)}
+    standing = Standing(config=own, thread=thread, saga_id=saga_id, head=_seen(head))
+    if head.metadata is None:
+        return standing
+    return (yield from _resumed(graph, head, standing, kept))
+
+
+def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None) -> Look[Standing]:
+    """A run that goes on at the head: with the saga found there, or with a new one where that has ended."""
+    owner = yield from _unedited(graph, head)
+    found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
+    if owner is None or not isinstance(found, str):
+        return standing  # what ran here before was no saga
+    edited = owner is not head
+    forked = {"forked_from": found, "forked_at": _id_of(owner)}
+    if edited and not (yield from _is_last(graph, standing, owner, found)):
+        return _new(standing, forked=forked)
+    outer = current_saga()
+    if outer is None:
+        status = yield from _status(kept, found)
+        if edited and status is SagaStatus.COMMITTED:
+            return _new(standing, forked=forked)
+        if standing.saga_id not in (None, found):
+            if status in (SagaStatus.COMMITTED, SagaStatus.ROLLED_BACK):
+                return _new(standing, forked=forked)
+            raise DeclarationError(
+                f"This thread's saga is {found!r}, {status}, and the run names {standing.saga_id!r}. Leave saga_id out."
+            )
+    renamed = yield from _renamed(graph, standing, head)
+    return Standing(
+        config=standing.config,
+        thread=standing.thread,
+        saga_id=found,
+        resumes=True,
+        head=standing.head,
+        renamed=renamed,
+    )
+
+
+def _new(standing: Standing, *, forked: Mapping[str, Any]) -> Standing:
+    return Standing(config=standing.config, thread=standing.thread, saga_id=standing.saga_id, forked=forked)
+
+
+def moved(graph: Any, standing: Standing) -> Look[bool]:
+    """Whether the thread has moved on since it was looked at: to be asked once the saga is owned."""
+    head = yield _state(graph, standing.thread)
+    return _seen(head) != standing.head
+
+
+def paused(graph: Any, standing: Standing) -> Look[tuple[str, ...] | None]:
+    """What the thread's run waits at, as names of nodes; None if it has ended."""
+    head = yield _state(graph, standing.thread)
+    return tuple(head.next) or None
+
+
+# --- what is read
+
+
+def _state(graph: Any, config: Any, *, subgraphs: bool = False) -> Read:
+    return Read(
+        lambda: graph.get_state(config, subgraphs=subgraphs), lambda: graph.aget_state(config, subgraphs=subgraphs)
+    )
+
+
+def _history(graph: Any, config: Any, saga_id: str) -> Read:
+    def now() -> Any:
+        found = graph.get_state_history(config, filter={"saga_id": saga_id})
+        return next((state for state in found if not _is_update(state)), None)
+
+    async def on_loop() -> Any:
+        async for state in graph.aget_state_history(config, filter={"saga_id": saga_id}):
+            if not _is_update(state):
+                return state
+        return None
+
+    return Read(now, on_loop)
+
+
+def _saved(saver: Any, config: Any) -> Read:
+    return Read(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+
+
+def _status(kept: Log | str | None, saga_id: str) -> Look[SagaStatus]:
+    def read() -> SagaStatus:
+        return read_saga(shared_log(kept), saga_id).status
+
+    try:
+        status: SagaStatus = yield Read(read, lambda: asyncio.to_thread(read))
+    except SagaNotFound as missing:
+        raise SagaNotFound(
+            f"The thread belongs to saga {saga_id!r}, which this log does not hold ({missing}). "
+            "Pass the log that the saga was begun with.",
+            saga_id=saga_id,
+        ) from None
+    return status
+
+
+# --- the thread
+
+
+def _thread_of(graph: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config of the thread's head; None if nothing of the run is kept."""
+    merged = merge_configs(cast(Any, getattr(graph, "config", None)), cast(Any, config))
+    conf = _conf(merged)
+    if conf.get("thread_id") is None or _saver(graph, conf) is None:
+        return None
+    return {**config, "configurable": {**_without_address(config), "thread_id": conf["thread_id"]}}
+
+
+def _saver(graph: Any, conf: Mapping[str, Any]) -> Any:
+    """The checkpointer of the graph, or the one that a server hands over in the config."""
+    saver = getattr(graph, "checkpointer", None)
+    found = saver if saver not in (None, False, True) else conf.get("__pregel_checkpointer")
+    return found
+
+
+def _conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("configurable") or {}
+
+
+def _without_address(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in _conf(config).items() if name not in ADDRESS}
+
+
+def _id_of(state: Any) -> str | None:
+    found: str | None = _conf(state.config).get("checkpoint_id")
+    return found
+
+
+def _seen(state: Any) -> tuple[str | None, tuple[str, ...]]:
+    return _id_of(state), tuple(sorted(interrupt.id for interrupt in state.interrupts))
+
+
+def _is_update(state: Any) -> bool:
+    return bool(state.metadata) and state.metadata.get("source") == UPDATE
+
+
+def _warn_of_open(head: Any) -> None:
+    """New input leaves an interrupted run behind, which nobody can resume any more."""
+    metadata: Mapping[str, Any] = head.metadata or {}
+    left = metadata.get("saga_id")
+    if head.next and left and current_saga() is None:
+        log.warning(
+            "saga %r was left unfinished by new input to its thread; if it still waits, recovery will roll it back",
+            left,
+        )
+
+
+def _origin(graph: Any, config: dict[str, Any], addressed: str | None) -> Look[dict[str, Any]]:
+    """What a fork says of where it comes from."""
+    forked: dict[str, Any] = {"forked_at": addressed}
+    state = yield _state(graph, config)
+    owner = yield from _unedited(graph, state) if state.metadata else _nothing()
+    found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
+    return {"forked_from": found, **forked}
+
+
+def _nothing() -> Look[None]:
+    return None
+    yield  # pragma: no cover
+
+
+def _unedited(graph: Any, state: Any) -> Look[Any]:
+    """The checkpoint that people's edits began from; `state` itself if it is none."""
+    while _is_update(state):
+        if state.parent_config is None:
+            return None
+        state = yield _state(graph, state.parent_config)
+    return state
+
+
+def _is_last(graph: Any, standing: Standing, owner: Any, saga_id: str) -> Look[bool]:
+    """Whether the saga's run wrote no checkpoint after this one."""
+    last = yield _history(graph, standing.thread, saga_id)
+    return last is not None and _id_of(last) == _id_of(owner)
+
+
+def _renamed(graph: Any, standing: Standing, head: Any) -> Look[dict[str, str]]:
+    """Which task each task of an edited checkpoint was, in the graph and in its subgraphs."""
+    renamed: dict[str, str] = {}
+    whole = yield _state(graph, standing.thread, subgraphs=True)
+    waiting = [whole]
+    while waiting:
+        state = waiting.pop()
+        waiting += [task.state for task in state.tasks if getattr(task.state, "tasks", None) is not None]
+        if not _is_update(state):
+            continue
+        before = yield from _unedited(graph, state)
+        if before is None:
+            continue
+        yield from _refuse_inner_work(graph, standing, before)
+        was = {(task.name, task.path): task.id for task in before.tasks}
+        renamed |= {task.id: was[task.name, task.path] for task in state.tasks if (task.name, task.path) in was}
+    return renamed
+
+
+def _refuse_inner_work(graph: Any, standing: Standing, before: Any) -> Look[None]:
+    """Refuse to go on after an edit of a checkpoint whose tasks had work of their own inside of them.
+
+    LangGraph runs such tasks again from their first line, with nothing that would tell what in them was done.
+    """
+    saver = _saver(graph, _conf(standing.thread or {}))
+    saved = yield _saved(saver, before.config)
+    known = {task.id for task in before.tasks} | {NO_TASK}
+    inner = saved is not None and any(write[0] not in known for write in saved.pending_writes or ())
+    base = _conf(before.config).get("checkpoint_ns") or ""
+    for task in before.tasks:
+        name = f"{base}|{task.name}:{task.id}" if base else f"{task.name}:{task.id}"
+        conf = {"thread_id": _conf(before.config)["thread_id"], "checkpoint_ns": name}
+        inner = inner or (yield _saved(saver, {"configurable": conf})) is not None
+    if inner:
+        raise DeclarationError(
+            "The thread was edited while a subgraph or a @task inside of one of its nodes had run, and LangGraph would "
+            "run that again from its start, its effects included. Edit the subgraph's own state instead "
+            "(graph.get_state(config, subgraphs=True)), or begin anew with new input."
+        )
+
+
+NO_TASK = "00000000-0000-0000-0000-000000000000"
+"""The task id under which LangGraph stores writes that belong to no task."""
+
+
+def busy(standing: Standing) -> SagaBusy:
+    """What a run hears whose thread moved on before it owned the saga."""
+    return SagaBusy(
+        f"Another run has taken this thread further while this one was about to resume saga {standing.saga_id!r}. "
+        "Look at the thread's state again, and answer what it asks now.",
+        saga_id=standing.saga_id,
+    )

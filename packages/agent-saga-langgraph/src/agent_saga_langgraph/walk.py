@@ -1,0 +1,292 @@
+"""What tools a graph can call: listed where the graph lists them, inferred from code, and named where nothing shows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard, cast
+from weakref import WeakKeyDictionary
+
+from langchain_core.tools import BaseTool
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel import Pregel  # pyright: ignore[reportMissingTypeStubs]
+
+from agent_saga_core import CoverageManifest
+from agent_saga_core.coverage import CoverageEntry, entry_for, opaque, reach
+from agent_saga_core.errors import DeclarationError
+from agent_saga_core.wrapping import ToolRunner, runner_of
+from agent_saga_langgraph.hooks import hooks_of
+
+__all__ = ["coverage", "runners_in"]
+
+FRAMEWORK = "langgraph"
+BY_CALL = "call-id"
+"""The model's id of the call, within the thread's task."""
+OWN_CODE = ("langgraph.", "langchain.agents.", "langchain_core.", "agent_saga_langchain.", "agent_saga_langgraph.")
+"""Modules whose functions call no tools but those that are listed beside them."""
+PARTS = ("func", "afunc", "bound", "runnable", "first", "middle", "last", "steps", "steps__", "default", "fallbacks")
+"""Where LangChain's runnables keep what they run."""
+MAX_DEPTH = 12
+"""Runnables in runnables, and graphs in graphs: how deep the walk goes."""
+
+
+class _Spot(NamedTuple):
+    """A tool, or (without one) a place that cannot be seen into."""
+
+    path: str
+    tool: object | None
+    why: str = ""
+    listed: bool = True
+    identity: str = "occurrence"
+    remote: bool = False
+
+
+Spots = Iterator[_Spot]
+
+
+def coverage(found: Any) -> CoverageManifest:
+    """Every tool that a graph can be seen to call, and every place in it that cannot be seen into.
+
+    Listed are the tools of `ToolNode`s, subgraphs included, and nodes that are tools. What the code of other nodes and
+    of conditional edges refers to is inferred; since it may call more than that, each such node is one opaque entry,
+    `"node:<name>"`. So is each function of the user's around tool calls or model calls (middleware).
+
+    Args:
+        found: A graph, compiled or not, an `@entrypoint`, a `ToolNode`, a tool, or a list of these.
+
+    Raises:
+        DeclarationError: It is none of these.
+    """
+    return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entry(spot) for spot in _spots(found)))
+
+
+_runners: WeakKeyDictionary[object, list[ToolRunner]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def runners_in(graph: object) -> list[ToolRunner]:
+    """What the wrapped tools in a graph carry. A graph is walked once."""
+    with _lock:
+        known = _runners.get(graph)
+    if known is not None:
+        return known
+    found = [runner_of(spot.tool) for spot in _spots(graph) if spot.tool is not None]
+    runners = list(dict.fromkeys(runner for runner in found if runner is not None))
+    with _lock:
+        return _runners.setdefault(graph, runners)
+
+
+def _entry(spot: _Spot) -> CoverageEntry:
+    if spot.tool is None:
+        return opaque(spot.path, spot.why, framework=FRAMEWORK, remote=spot.remote)
+    return entry_for(
+        spot.tool,
+        path=spot.path,
+        framework=FRAMEWORK,
+        identity=spot.identity,
+        visibility="declared" if spot.listed else "inferred",
+    )
+
+
+def _spots(found: object) -> Spots:
+    """Everything in an object, each tool once: what is listed before what is inferred."""
+    listed: list[_Spot] = []
+    inferred: list[_Spot] = []
+    for spot in _walk(found, "", 0):
+        (listed if spot.listed else inferred).append(spot)
+    seen: set[int] = set()
+    for spot in (*listed, *inferred):
+        if spot.tool is None:
+            yield spot
+        elif id(spot.tool) not in seen:
+            seen.add(id(spot.tool))
+            yield spot
+
+
+def _walk(found: object, path: str, depth: int) -> Spots:
+    if isinstance(found, list | tuple):
+        for item in cast("Iterable[object]", found):
+            yield from _walk(item, path, depth)
+    elif isinstance(found, ToolNode):
+        yield from _tool_node(found, path or "tools", depth)
+    elif _is_tool(found):
+        name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
+        yield from _tool(found, f"{path}/{name}" if path else str(name), depth, listed=True)
+    elif isinstance(getattr(found, "nodes", None), Mapping):
+        yield from _graph(found, path, depth)
+    else:
+        raise DeclarationError(
+            f"An object of type {type(found).__qualname__} is no graph and no tool. Pass a compiled graph, a ToolNode, "
+            "tools, or a list of these."
+        )
+
+
+def _graph(graph: Any, path: str, depth: int) -> Spots:
+    for name, node in graph.nodes.items():
+        if name != "__start__":
+            at = f"node:{name}"
+            runs = getattr(node, "bound", None) or getattr(node, "runnable", None)
+            yield from _node(runs, f"{path}/{at}" if path else at, depth)
+    yield from _edges(graph, path, depth)
+
+
+def _node(runs: object, path: str, depth: int) -> Spots:
+    if depth > MAX_DEPTH:
+        yield _Spot(path, None, "it lies deeper than is looked")
+    elif isinstance(runs, ToolNode):
+        yield from _tool_node(runs, path, depth)
+    elif isinstance(runs, Pregel):
+        yield from _graph(runs, path, depth + 1)
+    elif _is_tool(runs):
+        yield from _tool(runs, path, depth, listed=True)
+    else:
+        code = list(_code(runs, 0))
+        tools = [fn for fn in code if _is_tool(fn)]
+        for tool in tools:
+            yield from _tool(tool, path, depth, listed=True)
+        rest = [fn for fn in code if fn not in tools]
+        for fn in rest:
+            yield from _around_model(fn, path) if _is_agent_node(fn) else _inferred(fn, path, depth)
+        if not code or any(not _is_known(fn) for fn in rest):
+            yield _Spot(path, None, "its code may call tools that nothing lists")
+
+
+def _edges(graph: Any, path: str, depth: int) -> Spots:
+    """Conditional edges: mere choices as a rule, so that they are named only where they refer to tools."""
+    builder = getattr(graph, "builder", graph)
+    all_branches: Mapping[str, Mapping[str, Any]] = getattr(builder, "branches", None) or {}
+    for source, branches in all_branches.items():
+        for name, branch in branches.items():
+            at = f"edge:{source}/{name}"
+            for fn in _code(getattr(branch, "path", None), 0):
+                if not _is_known(fn):
+                    yield from _inferred(fn, f"{path}/{at}" if path else at, depth)
+
+
+def _tool_node(node: ToolNode, path: str, depth: int) -> Spots:
+    hooks = hooks_of(node)
+    for name, tool in node.tools_by_name.items():
+        declared = hooks.wrapped(tool) if hooks is not None else None
+        yield from _tool(declared or tool, f"{path}/{name}", depth, listed=True, identity=BY_CALL)
+    for attribute in ("_wrap_tool_call", "_awrap_tool_call"):
+        if not hasattr(node, attribute):
+            yield _Spot(f"{path}/wrap_tool_call", None, "this LangGraph does not show what is around its calls")
+            return
+        around = getattr(node, attribute)
+        for leaf in _leaves(around):
+            if not _is_known(leaf):
+                where = f"{path}/wrap_tool_call:{_name(leaf)}"
+                if not (attribute == "_awrap_tool_call" and getattr(node, "_wrap_tool_call", None) is around):
+                    yield _Spot(where, None, "it may call tools that are added when the graph runs")
+
+
+def _tool(tool: Any, path: str, depth: int, *, listed: bool, identity: str = "occurrence") -> Spots:
+    yield _Spot(path, tool, listed=listed, identity=identity)
+    if runner_of(tool) is None:  # what a wrapped tool calls is part of its step
+        for attribute in ("func", "coroutine", "_run", "_arun"):
+            fn = getattr(tool, attribute, None)
+            if callable(fn) and not _is_known(fn):
+                yield from _inferred(fn, path, depth)
+
+
+def _inferred(fn: object, path: str, depth: int) -> Spots:
+    """The tools and graphs that code refers to."""
+    if depth > MAX_DEPTH:
+        return
+    for _, found in reach(fn):
+        if isinstance(found, Pregel):
+            yield from (spot._replace(listed=spot.tool is None) for spot in _graph(found, f"{path}/graph", depth + 1))
+        elif isinstance(found, ToolNode):
+            yield from (spot._replace(listed=spot.tool is None) for spot in _tool_node(found, path, depth + 1))
+        elif _is_tool(found):
+            name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
+            yield _Spot(f"{path}/{name}", found, listed=False)
+
+
+def _around_model(fn: Any, path: str) -> Spots:
+    """The node in which `create_agent` asks the model: its code is LangChain's, what is around it may be anybody's."""
+    cells = _cells(fn)
+    for handler in ("wrap_model_call_handler", "awrap_model_call_handler"):
+        for leaf in _leaves(cells.get(handler)):
+            if not _is_known(leaf):
+                yield _Spot(f"{path}/wrap_model_call:{_name(leaf)}", None, "it may call tools, or offer others")
+    if "default_tools" not in cells:
+        yield _Spot(path, None, "this LangChain does not show what it offers to the model")
+    for tool in cells.get("default_tools") or ():
+        if isinstance(tool, Mapping):
+            given = cast("Mapping[str, Any]", tool)
+            name = given.get("name") or given.get("type") or "tool"
+            yield _Spot(f"{path}/{name}", None, "it runs at the model's provider", remote=True)
+
+
+# --- code
+
+
+def _code(runs: object, depth: int) -> Iterator[Any]:
+    """The functions that a runnable runs, and tools among them."""
+    if runs is None or depth > MAX_DEPTH:
+        return
+    if _is_tool(runs) or isinstance(runs, Pregel) or _is_function(runs):
+        yield runs
+        return
+    if isinstance(runs, Mapping):
+        runs = list(cast("Mapping[str, object]", runs).values())
+    if isinstance(runs, list | tuple):
+        for item in cast("Iterable[object]", runs):
+            yield from _code(item, depth + 1)
+        return
+    parts = [getattr(runs, part) for part in PARTS if getattr(runs, part, None) is not None]
+    if parts and type(runs).__module__.startswith(("langgraph.", "langchain_core.")):
+        seen: list[object] = []
+        for part in parts:
+            if part not in seen:
+                seen.append(part)
+                yield from _code(part, depth + 1)
+    elif callable(runs) or hasattr(runs, "invoke"):
+        yield runs
+
+
+def _leaves(around: Any, depth: int = 0) -> Iterator[Any]:
+    """The functions that LangChain has put one inside of the other around a call."""
+    if around is None or depth > MAX_DEPTH:
+        return
+    if getattr(around, "__module__", "") != "langchain.agents.factory":
+        yield around
+        return
+    for cell in _cells(around).values():
+        if callable(cell):
+            yield from _leaves(cell, depth + 1)
+
+
+def _cells(fn: Any) -> dict[str, Any]:
+    """What a function has closed over."""
+    code, closure = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
+    cells: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars if code is not None else (), closure, strict=False):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not assigned
+            continue
+    return cells
+
+
+def _is_tool(found: object) -> TypeGuard[Any]:
+    return isinstance(found, BaseTool) or runner_of(found) is not None
+
+
+def _is_function(found: object) -> TypeGuard[Callable[..., Any]]:
+    return hasattr(found, "__code__") or hasattr(found, "__func__")
+
+
+def _is_agent_node(fn: Any) -> bool:
+    return getattr(fn, "__module__", "") == "langchain.agents.factory"
+
+
+def _is_known(fn: Any) -> bool:
+    module = getattr(fn, "__module__", None) or type(fn).__module__
+    return f"{module}.".startswith(OWN_CODE)
+
+
+def _name(fn: Any) -> str:
+    name: str = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return name.rpartition("<locals>.")[2]
