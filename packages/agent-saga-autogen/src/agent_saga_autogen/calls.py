@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -289,12 +289,13 @@ def _count_refusals(saga: Saga) -> None:
         run.stop()
 
 
-def _parked(token: object) -> Coroutine[Any, Any, None]:
-    return token.run.park() if isinstance(token, RunToken) else _nothing()
-
-
-async def _nothing() -> None:
-    return None
+async def _parked(token: object) -> None:
+    if isinstance(token, RunToken):
+        try:
+            await token.run.park()
+        except asyncio.CancelledError:
+            if not _is_the_calls_own(token):
+                raise
 
 
 def _is_the_calls_own(token: object) -> bool:

@@ -93,11 +93,11 @@ async def asaga_run(
             run.follow(cancellation_token)
             made = agent.run(task=task, cancellation_token=run.token, **_only_if_asked(output_task_messages))
             result = await watched.wait(made)
+            if not isinstance(result, _Stopped):
+                return result
     finally:
         await watched.close()
-    if isinstance(result, _Stopped):
-        raise _stopped(scope)
-    return result
+    raise _stopped(scope)
 
 
 def saga_run(agent: ChatAgent | Team, task: Any = None, **options: Any) -> TaskResult:

@@ -31,6 +31,8 @@ class _Call(NamedTuple):
     call_id: str | None
     stepping: bool
     """Whether its step has begun: what the tool calls of itself now is part of it."""
+    opened: list[AsyncGenerator[Any, None]]
+    """The streams that were opened for it. AutoGen closes none of those that it reads from."""
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("agent_saga_autogen_call", default=None)
@@ -160,7 +162,7 @@ def _class_of(base: type[Any], runner: ToolRunner) -> type[Any]:
         makes = _function_run if _runs_function(base) else _run
         body["run"] = makes(base, runner)
         body["run_json"] = _run_json(base, runner)
-    if issubclass(base, BaseStreamTool):
+    if BaseStreamTool in base.__mro__:
         if _is_own(base, BaseStreamTool, "run_json_stream"):
             body["run_json_stream"] = _whole_run_json_stream(base, runner)
         else:
@@ -209,7 +211,7 @@ def _run_json(base: Any, runner: ToolRunner) -> Any:
     async def run_json(
         self: Any, args: Mapping[str, Any], cancellation_token: CancellationToken, call_id: str | None = None
     ) -> Any:
-        call = _Call(runner, call_id, stepping=False)
+        call = _Call(runner, call_id, False, [])
         return await _within(call, base.run_json(self, args, cancellation_token, call_id=call_id))
 
     return run_json
@@ -221,7 +223,7 @@ def _run(base: Any, runner: ToolRunner) -> Any:
             return await base.run(self, args, cancellation_token)
 
         def invoke(key: str) -> Any:
-            call = _Call(runner, None, stepping=True)
+            call = _Call(runner, None, True, [])
             return _within(call, base.run(self, args, cancellation_token))
 
         return await make_call(runner, _named(args), invoke, token=cancellation_token, call_id=_call_id(runner))
@@ -291,16 +293,21 @@ def _run_json_stream(base: Any, runner: ToolRunner) -> Any:
     async def run_json_stream(
         self: Any, args: Mapping[str, Any], cancellation_token: CancellationToken, call_id: str | None = None
     ) -> AsyncGenerator[Any, None]:
+        call = _Call(runner, call_id, False, [])
         stream: AsyncGenerator[Any, None] = base.run_json_stream(self, args, cancellation_token, call_id=call_id)
-        async with aclosing(stream):
-            try:
-                # Up to the first piece everything runs in this context; later ones may be read in another.
-                first = await _within(_Call(runner, call_id, stepping=False), _next(stream))
-            except StopAsyncIteration:
-                return
-            yield first
-            async for piece in stream:
-                yield piece
+        try:
+            async with aclosing(stream):
+                try:
+                    # Up to the first piece everything runs in this context; later ones may be read in another.
+                    first = await _within(call, _next(stream))
+                except StopAsyncIteration:
+                    return
+                yield first
+                async for piece in stream:
+                    yield piece
+        finally:
+            for opened in call.opened:
+                await opened.aclose()
 
     return run_json_stream
 
@@ -314,8 +321,11 @@ def _run_stream(base: Any, runner: ToolRunner) -> Any:
         def start() -> AsyncGenerator[Any, None]:
             return base.run_stream(self, args, cancellation_token)
 
-        # What is asked here is asked when the stream is first read, which is when `run_json_stream` says whose it is.
-        return _stream(runner, lambda: _named(args), start, cancellation_token, lambda: _call_id(runner))
+        held = _CALL.get()
+        stream = _stream(runner, lambda: _named(args), start, cancellation_token, _call_id(runner))
+        if held is not None and held.runner is runner:
+            held.opened.append(stream)
+        return stream
 
     return run_stream
 
@@ -327,7 +337,7 @@ def _whole_run_json_stream(base: Any, runner: ToolRunner) -> Any:
         def start() -> AsyncGenerator[Any, None]:
             return base.run_json_stream(self, args, cancellation_token, call_id=call_id)
 
-        return _stream(runner, lambda: _validated(self, args), start, cancellation_token, lambda: call_id)
+        return _stream(runner, lambda: _validated(self, args), start, cancellation_token, call_id)
 
     return run_json_stream
 
@@ -337,7 +347,7 @@ async def _stream(
     args: Callable[[], Mapping[str, Any]],
     start: Callable[[], AsyncGenerator[Any, None]],
     token: CancellationToken,
-    call_id: Callable[[], str | None],
+    call_id: str | None,
 ) -> AsyncGenerator[Any, None]:
     """The pieces of a stream that is one step. The last one is the result, and is given when the step is on record."""
     if _stepping(runner) or saga_of(runner, token) is None:
@@ -356,9 +366,9 @@ async def _stream(
         return last
 
     def invoke(key: str) -> Any:
-        return _within(_Call(runner, None, stepping=True), read())
+        return _within(_Call(runner, None, True, []), read())
 
-    step = asyncio.ensure_future(make_call(runner, args(), invoke, token=token, call_id=call_id()))
+    step = asyncio.ensure_future(make_call(runner, args(), invoke, token=token, call_id=call_id))
     step.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         held: tuple[Any] | None = None

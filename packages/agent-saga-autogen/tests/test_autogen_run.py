@@ -1,0 +1,545 @@
+"""Runs that are one saga: whose step a call is, and how a run comes to its end whatever happens in it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from autogen_agentchat.agents import BaseChatAgent
+from autogen_agentchat.base import Response, TaskResult
+from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.messages import TextMessage, ToolCallExecutionEvent
+from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_core import (
+    AgentId,
+    CancellationToken,
+    DefaultInterventionHandler,
+    DropMessage,
+    FunctionCall,
+    SingleThreadedAgentRuntime,
+)
+from autogen_core.exceptions import MessageDroppedException
+from autogen_core.tool_agent import ToolAgent, ToolExecutionException
+from autogen_core.tools import FunctionTool
+
+from agent_saga_autogen import asaga_run, asaga_stream, bind, saga_run, wrap_tool
+from agent_saga_core import (
+    BoundaryRequired,
+    NotApplied,
+    RollbackIncomplete,
+    SagaAborted,
+    SagaNotRunning,
+    SagaStatus,
+    StepStatus,
+    read_saga,
+    saga_scope,
+    saga_tool,
+)
+
+BOUND = 20.0
+
+
+def books(world: Any, log: Any, saga_id: str) -> list[str]:
+    """The items of a saga's intents."""
+    return [record.data["args"]["item"] for record in log.read(saga_id) if record.type == "INTENT"]
+
+
+def statuses(log: Any, saga_id: str) -> list[StepStatus]:
+    return [step.status for step in read_saga(log, saga_id).steps]
+
+
+# --- whose step a call is
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_team_on_a_runtime_started_in_another_saga_runs_in_its_own(
+    is_async: bool, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(is_async=is_async), **by_item)
+    runtime = SingleThreadedAgentRuntime()
+    async with asyncio.timeout(BOUND), saga_scope("A", log=log):
+        runtime.start()
+        async with saga_scope("A2", log=log, independent=True):
+            await tool.run_json({"item": "a"}, CancellationToken(), call_id="c")
+        agent = model.agent("clerk", [tool], [("0", "book", {"item": "b"})], "booked")
+        run = asyncio.create_task(_outside(asaga_run, model.team(agent, runtime=runtime), "go", saga_id="B", log=log))
+        await run
+        await runtime.stop()
+    assert books(world, log, "A") == [] and books(world, log, "A2") == ["a"] and books(world, log, "B") == ["b"]
+    assert read_saga(log, "B").status is SagaStatus.COMMITTED
+
+
+async def _outside(run: Any, *args: Any, **options: Any) -> Any:
+    """Run where no saga is current."""
+    from agent_saga_core.drive import CURRENT_SAGA
+
+    CURRENT_SAGA.set(None)
+    return await run(*args, **options)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_runtime_started_before_any_saga_loses_no_call(
+    is_async: bool, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    agent = model.agent("clerk", [wrap_tool(world.tool(is_async=is_async), **by_item)],
+                        [("0", "book", {"item": "a"})], "booked")  # fmt: skip
+    async with asyncio.timeout(BOUND):
+        await asaga_run(model.team(agent, runtime=runtime), "go", saga_id="A", log=log)
+        await runtime.stop()
+    assert books(world, log, "A") == ["a"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_two_teams_at_once_with_the_same_tool_are_two_sagas(
+    is_async: bool, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(is_async=is_async), **by_item)
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    runs: list[Any] = []
+    async with asyncio.timeout(BOUND):
+        for saga_id, on in (("A", None), ("B", runtime), ("C", runtime)):
+            calls = [[(str(n), "book", {"item": f"hold {saga_id}{n}"})] for n in range(2)]
+            team = model.team(model.agent("clerk", [tool], *calls, "booked"), runtime=on)
+            runs.append(asyncio.create_task(asaga_run(team, "go", saga_id=saga_id, log=log)))
+        for saga_id in "ABC":
+            await world.until_inside(f"hold {saga_id}0")
+        world.released.set()
+        await asyncio.gather(*runs)
+        await runtime.stop()
+    for saga_id in "ABC":
+        assert books(world, log, saga_id) == [f"hold {saga_id}0", f"hold {saga_id}1"]
+
+
+async def test_where_the_run_of_a_call_cannot_be_told_between_two_sagas_it_is_refused(
+    world: Any, log: Any, model: Any, by_item: Any, told: Any
+) -> None:
+    shared = wrap_tool(world.tool(), **by_item)
+    declared = saga_tool(**by_item)(world.tool("plain", is_async=False))  # AutoGen runs it without context or token
+
+    def agent(saga_id: str) -> Any:
+        calls = [("0", "book", {"item": f"hold {saga_id}"})], [("1", "plain", {"item": f"plain {saga_id}"})]
+        return model.agent("clerk", [shared, declared], *calls, "booked")
+
+    async with asyncio.timeout(BOUND):
+        runs = [asyncio.create_task(asaga_run(agent(s), "go", saga_id=s, log=log)) for s in "AB"]
+        for saga_id in "AB":
+            await world.until_inside(f"hold {saga_id}")
+        with pytest.raises(BoundaryRequired):
+            await shared.run_json({"item": "stray"}, CancellationToken(), call_id="s")
+        world.released.set()
+        results = await asyncio.gather(*runs)
+    assert "book stray" not in world.acts
+    # The first of the two to end frees the tools for the other one.
+    refused = [text for result in results for text, is_error in told(result) if is_error]
+    assert all("two running sagas" in text for text in refused)
+    for saga_id in "AB":
+        assert set(books(world, log, saga_id)) <= {f"hold {saga_id}", f"plain {saga_id}"}
+
+
+async def test_a_saga_tool_made_into_an_autogen_tool_is_a_step_of_the_run(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    declared = saga_tool(**by_item)(world.tool(is_async=False))
+    agent = model.agent("clerk", [declared], [("0", "book", {"item": "a"})], "booked")
+    async with asyncio.timeout(BOUND):
+        await asaga_run(model.team(agent), "go", saga_id="A", log=log)
+    assert books(world, log, "A") == ["a"]
+
+
+async def test_a_run_in_a_saga_on_a_runtime_of_that_saga_is_a_savepoint(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+    runtime = SingleThreadedAgentRuntime()
+    async with asyncio.timeout(BOUND), saga_scope("A", log=log) as saga:
+        runtime.start()
+        agent = model.agent("clerk", [tool], [("0", "book", {"item": "a"})], "booked")
+        await asaga_run(model.team(agent, runtime=runtime), "go")
+        assert [step.scope for step in saga.steps] == ["1"], "a step of the scope around it would outlive the run"
+        await runtime.stop()
+
+
+async def test_nested_teams_and_tools_that_run_agents_pass_their_run_on(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+
+    def clerk(name: str) -> Any:
+        return model.agent(name, [tool], [("0", "book", {"item": name})], "booked")
+
+    first = RoundRobinGroupChat([clerk("inner")], name="nested", max_turns=1)
+    tools = [AgentTool(clerk("tooled")), TeamTool(RoundRobinGroupChat([clerk("teamed")], max_turns=1), "team", "Book.")]
+    calls = [("0", "tooled", {"task": "book"})], [("1", "team", {"task": "book"})]
+    second = model.agent("second", tools, *calls, "all is booked")
+    async with asyncio.timeout(BOUND):
+        await asaga_run(RoundRobinGroupChat([first, second], max_turns=2), "go", saga_id="A", log=log)
+    assert books(world, log, "A") == ["inner", "tooled", "teamed"]
+
+
+async def test_agents_with_the_same_call_ids_and_two_runs_of_one_saga_hide_no_call(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+
+    def clerk(name: str) -> Any:
+        return model.agent(name, [tool], [("0", "book", {"item": "a"})], "booked")
+
+    async with asyncio.timeout(BOUND), saga_scope("A", log=log) as saga:
+        for _ in range(2):
+            await asaga_run(RoundRobinGroupChat([clerk("x"), clerk("y")], max_turns=2), "go")
+        assert len(saga.steps) == 4
+    assert world.standing == ["a"] * 4
+    identities = [record.data["identity"] for record in log.read("A") if record.type == "INTENT"]
+    assert [identity.split('"')[5] for identity in identities] == ["1/x", "1/y", "2/x", "2/y"]
+
+
+async def test_a_run_made_again_gives_back_what_is_recorded(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+
+    def team() -> Any:
+        return model.team(model.agent("clerk", [tool], [("0", "book", {"item": "a"})] * 2, "booked"))
+
+    async with asyncio.timeout(BOUND):
+        for _ in range(2):
+            await asaga_run(team(), "go", saga_id="A", log=log)
+    assert world.acts == ["book a"] * 2
+
+
+async def test_a_saga_that_goes_on_counts_its_runs_on(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+
+    def clerk() -> Any:
+        return model.agent("clerk", [tool], [("0", "book", {"item": "a"})], "booked")
+
+    async with asyncio.timeout(BOUND):
+        async with saga_scope("A", log=log) as saga:
+            await asaga_run(clerk(), "go")
+            await saga.asuspend("a person is asked")
+        async with saga_scope("A", log=log, resume="continue"):
+            await asaga_run(clerk(), "go")
+    assert world.acts == ["book a", "book a"], "the second run's call was taken for the first one's"
+
+
+# --- how a run ends
+
+
+async def test_the_saga_knows_a_failure_that_autogen_swallows(world: Any, log: Any, model: Any, by_result: Any) -> None:
+    async def pay(item: str) -> dict[str, str]:
+        world.book(item)
+        raise ConnectionError("no answer")
+
+    tools = [wrap_tool(world.tool(), **by_result), wrap_tool(pay, **by_result)]
+    calls = [("0", "book", {"item": "a"})], [("1", "pay", {"item": "b"})]
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(RollbackIncomplete) as error:
+            await asaga_run(model.team(model.agent("clerk", tools, *calls, "all is paid")), "go", log=log)
+    assert [step.tool for step in error.value.report.remaining] == ["pay"] and world.standing == ["b"]
+
+
+async def test_a_failure_that_left_nothing_lets_the_run_go_on(
+    world: Any, log: Any, model: Any, by_result: Any, told: Any
+) -> None:
+    async def pay(item: str) -> dict[str, str]:
+        raise NotApplied("no funds")
+
+    agent = model.agent("clerk", [wrap_tool(pay, **by_result)], [("0", "pay", {"item": "a"})], "not paid")
+    async with asyncio.timeout(BOUND):
+        result = await asaga_run(agent, "go", saga_id="A", log=log)
+    assert told(result) == [("no funds", True)] and statuses(log, "A") == [StepStatus.NOT_APPLIED]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("in_team", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_cancelled_run_comes_out_rolled_back(
+    is_async: bool, in_team: bool, streams: bool, by_token: bool, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(is_async=is_async), **by_item)
+    calls = [("0", "book", {"item": "a"})], [("1", "book", {"item": "hold"})], [("2", "book", {"item": "late"})]
+    agent = model.agent("clerk", [tool], *calls, "booked")
+    runner = model.team(agent) if in_team else agent
+    token = CancellationToken()
+    options: dict[str, Any] = {"cancellation_token": token, "saga_id": "A", "log": log}
+
+    async def read() -> None:
+        async with aclosing(asaga_stream(runner, "go", **options)) as stream:
+            async for _ in stream:
+                pass
+
+    async with asyncio.timeout(BOUND):
+        run = asyncio.create_task(read() if streams else asaga_run(runner, "go", **options))
+        await world.until_inside("hold")
+        if by_token:
+            token.cancel()
+        else:
+            run.cancel()
+        world.released.set()  # a call that nobody can stop is waited for
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert statuses(log, "A") == [StepStatus.COMPENSATED] * 2 and world.standing == []
+    assert read_saga(log, "A").status is SagaStatus.ROLLED_BACK
+    if in_team:
+        assert not runner._is_running, "the team believes that it still runs"
+    await tool.run_json({"item": "free"}, CancellationToken())  # nobody's again
+    assert world.standing == ["free"]
+
+
+@pytest.mark.parametrize("in_team", [True, False])
+async def test_autogen_itself_never_comes_back_from_a_cancelled_token(in_team: bool, world: Any, model: Any) -> None:
+    agent = model.agent("clerk", [world.tool()], [("0", "book", {"item": "hold"})], "booked")
+    token = CancellationToken()
+    runner = model.team(agent) if in_team else agent
+    run = asyncio.create_task(runner.run(task="go", cancellation_token=token))
+    async with asyncio.timeout(BOUND):
+        await world.until_inside("hold")
+        token.cancel()
+        world.released.set()
+        for _ in range(200):
+            await asyncio.sleep(0)
+    assert not run.done(), "AutoGen comes back now: the watch over the token may be needless"
+    run.cancel()
+    if in_team:
+        for task in tuple(runner._runtime._background_tasks):
+            task.cancel()
+    await asyncio.wait({run}, timeout=BOUND)
+    assert run.done()
+
+
+async def test_a_tool_of_a_cancelled_task_runs_on_in_autogen_and_is_waited_for_in_a_saga(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    agent = model.agent("clerk", [world.tool()], [("0", "book", {"item": "hold"})], "booked")
+    run = asyncio.create_task(agent.run(task="go"))
+    async with asyncio.timeout(BOUND):
+        await world.until_inside("hold")
+        run.cancel()
+        await asyncio.wait({run})
+        orphans = [task for task in asyncio.all_tasks() if "_execute_tool_calls" in repr(task.get_coro())]
+        assert len(orphans) == 1, "AutoGen cancels its calls now, or waits for them"
+        world.released.set()
+        await asyncio.wait(orphans)
+
+
+async def test_a_tool_that_does_not_end_is_given_up_and_named(world: Any, log: Any, model: Any, by_result: Any) -> None:
+    tool = wrap_tool(world.tool(is_async=False), **by_result)
+    agent = model.agent("clerk", [tool], [("0", "book", {"item": "hold"})], "booked")
+    async with asyncio.timeout(BOUND):
+        run = asyncio.create_task(asaga_run(model.team(agent), "go", saga_id="A", log=log, drain_timeout=0.0))
+        await world.until_inside("hold")
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await run
+        assert "book" in " ".join(cancelled.value.__notes__), "the report does not name it"
+        assert read_saga(log, "A").status is SagaStatus.NEEDS_ATTENTION
+        world.released.set()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("shared_runtime", [True, False])
+async def test_three_refusals_end_a_team_that_would_run_for_ever(
+    streams: bool, shared_runtime: bool, world: Any, log: Any, model: Any, by_result: Any
+) -> None:
+    async def pay(item: str) -> dict[str, str]:
+        world.book(item)
+        raise ConnectionError("no answer")
+
+    turns: list[Any] = [[("0", "pay", {"item": "a"})]]
+    turns += [[(str(n), "book", {"item": f"again {n}"})] for n in range(1, 200)]
+    tools = [wrap_tool(world.tool(), **by_result), wrap_tool(pay, **by_result)]
+    agent = model.agent("clerk", tools, *turns, max_tool_iterations=2)
+    client = agent._model_client
+    runtime = SingleThreadedAgentRuntime() if shared_runtime else None
+    if runtime is not None:
+        runtime.start()
+    team = RoundRobinGroupChat([agent], runtime=runtime)  # without a termination
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(RollbackIncomplete):
+            if streams:
+                async with aclosing(asaga_stream(team, "go", log=log)) as stream:
+                    async for _ in stream:
+                        pass
+            else:
+                await asaga_run(team, "go", log=log)
+        if runtime is not None:
+            await runtime.stop_when_idle()
+    assert world.standing == ["a"] and len(client.create_calls) <= 6
+
+
+async def test_a_run_in_a_saga_that_stops_says_so(world: Any, log: Any, model: Any, by_result: Any) -> None:
+    turns = [[(str(n), "book", {"item": str(n)})] for n in range(20)]
+    agent = model.agent("clerk", [wrap_tool(world.tool(), **by_result)], *turns)
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(SagaAborted):
+            async with saga_scope(log=log) as saga:
+                saga.abort("changed our mind")
+                with pytest.raises(SagaAborted, match="stopped"):
+                    await asaga_run(agent, "go")
+                raise SagaAborted("as expected")
+    assert world.acts == []
+
+
+async def test_what_goes_on_in_a_runtime_of_the_user_s_is_refused_after_the_end(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    class Stubborn(BaseChatAgent):
+        """Pays no heed to cancellation, and calls its tool once more."""
+
+        heard: BaseException | None = None
+
+        @property
+        def produced_message_types(self) -> Any:
+            return (TextMessage,)
+
+        async def on_messages(self, messages: Any, cancellation_token: CancellationToken) -> Response:
+            for item in ("hold", "late"):
+                try:
+                    await tool.run_json({"item": item}, cancellation_token, call_id=item)
+                except Exception as error:
+                    self.heard = error
+            return Response(chat_message=TextMessage(content="so", source=self.name))
+
+        async def on_reset(self, cancellation_token: CancellationToken) -> None: ...
+
+    tool = wrap_tool(world.tool(), **by_item)
+    stubborn = Stubborn("stubborn", "d")
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    async with asyncio.timeout(BOUND):
+        run = asyncio.create_task(
+            asaga_run(RoundRobinGroupChat([stubborn], runtime=runtime, max_turns=1), "go", saga_id="A", log=log)
+        )
+        await world.until_inside("hold")
+        run.cancel()
+        world.released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await runtime.stop_when_idle()
+    assert isinstance(stubborn.heard, SagaNotRunning) and world.acts == ["book hold", "undo hold"]
+
+
+async def test_a_second_run_of_a_running_team_is_refused_and_harms_nothing(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+    team = model.team(model.agent("clerk", [tool], [("0", "book", {"item": "hold"})], "booked"))
+    async with asyncio.timeout(BOUND):
+        first = asyncio.create_task(asaga_run(team, "go", saga_id="A", log=log))
+        second = asyncio.create_task(asaga_run(team, "go", saga_id="B", log=log))
+        await world.until_inside("hold")
+        with pytest.raises(ValueError, match="already running"):
+            await second
+        world.released.set()
+        assert isinstance(await first, TaskResult)
+    assert read_saga(log, "A").status is SagaStatus.COMMITTED and world.standing == ["hold"]
+
+
+async def test_a_stream_is_what_run_stream_yields(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    def team(tool: Any) -> Any:
+        return model.team(model.agent("clerk", [tool], [("0", "book", {"item": "a"})], "booked"))
+
+    async with asyncio.timeout(BOUND):
+        plain = [piece async for piece in team(world.tool()).run_stream(task="go")]
+        stream = asaga_stream(team(wrap_tool(world.tool(), **by_item)), "go", saga_id="A", log=log)
+        ours = [piece async for piece in stream]
+    assert [type(piece) for piece in ours] == [type(piece) for piece in plain]
+    assert ours[-1].stop_reason == plain[-1].stop_reason and stream.saga.status is SagaStatus.COMMITTED
+
+
+async def test_a_stream_closed_early_stops_its_team(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+    turns = [[(str(n), "book", {"item": str(n)})] for n in range(200)]
+    team = RoundRobinGroupChat([model.agent("clerk", [tool], *turns, max_tool_iterations=1)])
+    async with asyncio.timeout(BOUND):
+        async with aclosing(asaga_stream(team, "go", saga_id="A", log=log)) as stream:
+            async for piece in stream:
+                if isinstance(piece, ToolCallExecutionEvent):
+                    break
+    assert world.standing == [] and not team._is_running
+    assert read_saga(log, "A").status is SagaStatus.ROLLED_BACK
+
+
+def test_saga_run_needs_a_thread_without_a_loop(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    agent = model.agent("clerk", [wrap_tool(world.tool(), **by_item)], [("0", "book", {"item": "a"})], "booked")
+    result = saga_run(agent, task="go", saga_id="A", log=log, output_task_messages=False)
+    assert [type(message).__name__ for message in result.messages][0] == "ToolCallRequestEvent"
+
+    async def inside() -> None:
+        with pytest.raises(RuntimeError, match="asaga_run"):
+            saga_run(agent, "go")
+
+    asyncio.run(inside())
+
+
+async def test_a_run_that_ends_by_its_own_means_is_committed(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    tool = wrap_tool(world.tool(), **by_item)
+    agent = model.agent("clerk", [tool], [("0", "book", {"item": "a"})], [("1", "book", {"item": "b"})],
+                        max_tool_iterations=1)  # fmt: skip
+    async with asyncio.timeout(BOUND):
+        team = RoundRobinGroupChat([agent], termination_condition=MaxMessageTermination(2))
+        result = await asaga_run(team, "go", saga_id="A", log=log)
+    assert "Maximum number of messages" in str(result.stop_reason)
+    assert read_saga(log, "A").status is SagaStatus.COMMITTED and world.standing == ["a"]
+
+
+# --- the core runtime
+
+
+class Gate(DefaultInterventionHandler):
+    """Lets no call through that books `no`."""
+
+    async def on_send(self, message: Any, *, message_context: Any, recipient: AgentId) -> Any:
+        return DropMessage if isinstance(message, FunctionCall) and '"no"' in message.arguments else message
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_tool_agent_on_a_running_runtime(is_async: bool, world: Any, log: Any, by_item: Any) -> None:
+    tool = wrap_tool(FunctionTool(world.tool(is_async=is_async), "Book."), **by_item)
+    runtime = SingleThreadedAgentRuntime(intervention_handlers=[Gate()])
+    await ToolAgent.register(runtime, "tools", lambda: ToolAgent("t", [tool]))
+    runtime.start()
+
+    async def send(item: str) -> Any:
+        call = FunctionCall(id="0", name="book", arguments=f'{{"item": "{item}"}}')
+        return await runtime.send_message(call, AgentId("tools", "default"))
+
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(KeyError):
+            async with saga_scope("A", log=log) as saga:
+                with bind(saga, [tool]):
+                    assert "a" in (await send("a")).content
+                    assert "a" in (await send("a")).content
+                    with pytest.raises(MessageDroppedException):
+                        await send("no")
+                    raise KeyError("over")
+        await runtime.stop()
+    assert books(world, log, "A") == ["a", "a"] and world.standing == []
+    identities = [record.data["identity"] for record in log.read("A") if record.type == "INTENT"]
+    assert all('"0/tools"' in identity for identity in identities)
+
+
+async def test_the_exceptions_of_a_tool_agent_come_out_as_they_are(world: Any, log: Any, by_result: Any) -> None:
+    async def pay(item: str) -> dict[str, str]:
+        raise NotApplied("no funds")
+
+    tool_agent: list[ToolAgent] = []
+
+    def make() -> ToolAgent:
+        tool_agent.append(ToolAgent("t", [wrap_tool(pay, **by_result)]))
+        return tool_agent[0]
+
+    runtime = SingleThreadedAgentRuntime()
+    await ToolAgent.register(runtime, "tools", make)
+    runtime.start()
+    async with asyncio.timeout(BOUND), saga_scope("A", log=log):
+        call = FunctionCall(id="0", name="pay", arguments='{"item": "a"}')
+        with pytest.raises(ToolExecutionException):
+            await runtime.send_message(call, AgentId("tools", "default"))
+        await runtime.stop()
+    assert read_saga(log, "A").steps == (), "the runtime was started in no saga, and nothing was bound"
