@@ -34,3 +34,17 @@ def crews() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+HERE = Path(__file__).parent
+WARNINGS = (
+    # CrewAI reads its own deprecated fields when it copies and serialises agents.
+    "ignore:function_calling_llm is deprecated:DeprecationWarning",
+    "ignore:deprecated$:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            for warning in WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
-from crewai.flow.flow import Flow, listen, start
-from crewai.tools import BaseTool, tool
-from crewai.tools.base_tool import Tool
-from crewai.tools.tool_failure import ToolFailure, ToolFailurePolicy
-from crewai.utilities.agent_utils import convert_tools_to_openai_schema
-from pydantic import PrivateAttr
-
 from agent_saga_core.testing import Call, Script
-from agent_saga_crewai import (
-    asaga_run,
-    asaga_stream,
-    coverage,
-    saga_run,
-    saga_stream,
-    wrap_tool,
-)
+
+with warnings.catch_warnings():
+    # Its import warns ("Cannot set an attribute on 'crewai.rag' ..."), and changes the filters.
+    warnings.simplefilter("ignore")
+    from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
+    from crewai.llms.base_llm import llm_call_context
+    from crewai.flow.flow import Flow, listen, start
+    from crewai.tools import BaseTool, tool
+    from crewai.tools.base_tool import Tool
+    from crewai.tools.tool_failure import ToolFailure, ToolFailurePolicy
+    from crewai.utilities.agent_utils import convert_tools_to_openai_schema
+    from pydantic import PrivateAttr
+
+    from agent_saga_crewai import asaga_run, asaga_stream, coverage, saga_run, saga_stream, wrap_tool
 
 __all__ = [
     "LLM", "Agent", "BaseTool", "Call", "Crew", "Flow", "Model", "Process", "Script", "Task", "Tool", "ToolFailure",
@@ -49,7 +48,10 @@ class Model(BaseLLM):
 
     def call(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
         given = messages if isinstance(messages, list) else []
-        turn = self._script.play(_heard(given))
+        heard = _heard(given)
+        with llm_call_context():  # what a streaming crew is told of it
+            self._emit_stream_chunk_event(f"heard {len(heard)};", kwargs.get("from_task"), kwargs.get("from_agent"))
+        turn = self._script.play(heard)
         if isinstance(turn, Exception):
             raise turn
         if isinstance(turn, str):

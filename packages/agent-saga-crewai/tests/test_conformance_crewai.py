@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import sys
@@ -40,7 +41,7 @@ class CrewaiHarness(AdapterHarness):
     )
     cancels_async_tools: ClassVar[bool] = False
     deferred: ClassVar[Mapping[str, str]] = {
-        "test_injected_arguments_reach_the_tool_and_stay_out_of_the_log": "CrewAI injects nothing into a tool",
+        "test_injected_arguments_are_injected_and_not_logged": "CrewAI injects nothing into a tool",
         "test_a_paused_run_is_suspended_and_goes_on_where_it_was": "CrewAI cannot pause at the call of a tool",
         "test_a_person_may_change_the_arguments_of_a_paused_call": "CrewAI cannot pause at the call of a tool",
     }
@@ -81,11 +82,29 @@ class CrewaiHarness(AdapterHarness):
             await pieces.aclose()
         return Ran(text=pieces.result.raw, raw=pieces.result)
 
+    def leave(self, entry: Entry, tools: Sequence[Any], script: Script, **scope: Any) -> None:
+        helper = crews()
+        crew = helper.crew_of(tools, script, stream=True)
+        if not entry.is_async:
+            with helper.saga_stream(crew, **scope) as pieces:
+                assert any("heard 1" in piece.content for piece in pieces)
+            return
+
+        async def leave() -> None:
+            async with helper.asaga_stream(crew, **scope) as pieces:
+                async for piece in pieces:
+                    if "heard 1" in piece.content:
+                        break
+
+        asyncio.run(leave())
+
     def call(self, tool: Any, args: Mapping[str, Any]) -> Any:
         return tool.run(**args)
 
     def face(self, tool: Any) -> Mapping[str, object]:
-        fields = {name: getattr(tool, name) for name in type(tool).model_fields if name != "func"}
+        # `func` makes the call; how often that was done is not the tool's face.
+        left_out = ("func", "current_usage_count")
+        fields = {name: getattr(tool, name) for name in type(tool).model_fields if name not in left_out}
         shown = crews().shown_to_the_model(tool)
         return {**fields, "shown": shown, "prompt": tool.formatted_description, "type": tool.tool_type}
 
