@@ -104,7 +104,9 @@ def _made(place: str, factory: Any) -> Any:
 
 
 def _fault(error: BaseException) -> str:
-    # Not its message: that of a user's exception might hold anything.
+    # Not a message of the user's: it might hold anything.
+    if isinstance(error, SagaError):
+        return plain(error)
     return f"{type(error).__name__} at {place_of(error)}"
 
 

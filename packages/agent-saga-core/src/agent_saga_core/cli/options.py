@@ -14,6 +14,7 @@ import typer
 
 from agent_saga_core.cli.failures import Complaint, place_of
 from agent_saga_core.cli.screen import plain
+from agent_saga_core.errors import SagaError
 from agent_saga_core.log import open_log
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import default_url
@@ -90,8 +91,8 @@ def import_modules(names: Iterable[str] | None, *, option: str = "--import") -> 
 
 
 def _import_fault(error: BaseException) -> str:
-    """Why an import failed. The message of an error that is not about importing might hold anything: left out."""
-    if isinstance(error, ImportError | SyntaxError):
+    """Why an import failed. A message that is neither about importing nor ours might hold anything: left out."""
+    if isinstance(error, ImportError | SyntaxError | SagaError):
         return f"{type(error).__name__}: {plain(error)}"
     return f"{type(error).__name__} at {place_of(error)}"
 
