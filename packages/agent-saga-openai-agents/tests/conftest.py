@@ -4,6 +4,6 @@ import os
 
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 
-from agents import set_tracing_disabled  # noqa: E402 - after the environment
+from agents import set_tracing_disabled
 
 set_tracing_disabled(True)

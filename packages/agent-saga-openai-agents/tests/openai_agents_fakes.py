@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agents import Agent, FunctionTool, Model, ModelResponse, Usage
+from agents import Agent, FunctionTool, Model, ModelResponse, Usage, function_tool
 from agents.tool_context import ToolContext
 from openai.types.responses import (
     Response,
@@ -17,6 +18,9 @@ from openai.types.responses import (
     ResponseOutputMessage,
     ResponseOutputText,
 )
+
+from agent_saga_core import compensator, undo
+from agent_saga_openai_agents import wrap_tool
 
 Said = list[ResponseFunctionToolCall] | str
 BOUND = 30.0
@@ -61,7 +65,9 @@ class Scripted(Model):
     async def get_response(self, system_instructions: Any, input: Any, *args: Any, **kwargs: Any) -> ModelResponse:
         return ModelResponse(output=self.answer(input), usage=Usage(), response_id=None)
 
-    async def stream_response(self, system_instructions: Any, input: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def stream_response(
+        self, system_instructions: Any, input: Any, *args: Any, **more: Any
+    ) -> AsyncIterator[Any]:
         response = Response(
             id="r", created_at=0, model="scripted", object="response", output=self.answer(input),
             parallel_tool_calls=True, tool_choice="auto", tools=[],
@@ -94,3 +100,59 @@ async def ainvoke(tool: FunctionTool, call_id: str = "by_hand", **args: Any) -> 
 
 def invoke(tool: FunctionTool, **args: Any) -> Any:
     return asyncio.run(ainvoke(tool, **args))
+
+
+class Till:
+    """Charges in a file of lines, shared by threads and processes; a refund is a line, too."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+
+    def write(self, act: str, what: str) -> str:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(f"{act} {what}\n")
+        return what
+
+    def lines(self) -> list[str]:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                return file.read().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def register(self) -> None:
+        @compensator("till.refund")
+        def refund(what: str) -> None:
+            self.write("refund", what)
+
+    def charge(self, what: str) -> str:
+        """Charge for something."""
+        return self.write("charge", what)
+
+
+REFUND: dict[str, Any] = {"semantics": "COMPENSABLE", "compensate": undo("till.refund", what="result")}
+"""Undone by what the call returned."""
+RELEASE: dict[str, Any] = {
+    "semantics": "COMPENSABLE",
+    "compensate": undo("till.refund", if_absent="forbids", what="args.what"),
+}
+"""Undone by what it was given, landed or not."""
+
+
+def traveller(till: Till) -> Agent[Any]:
+    """An agent that books, and pays with a person's approval; made anew in each process."""
+    book = wrap_tool(function_tool(till.charge, name_override="book"), **REFUND)
+    pay = function_tool(till.charge, name_override="pay", needs_approval=True)
+    turns: list[Said] = [[call("c1", "book", what="room")], [call("c2", "pay", what="bill")]]
+    return Agent(name="Trip", model=Scripted(_behind(turns)), tools=[book, wrap_tool(pay, **REFUND)])
+
+
+def _behind(turns: list[Said]) -> Callable[[list[str]], Said]:
+    """Goes on from where the conversation is: as a real model, it keeps nothing."""
+    return lambda heard: turns[len(heard)] if len(heard) < len(turns) else f"done: {', '.join(heard)}"
+
+
+def approving(state: Any) -> Any:
+    for item in state.get_interruptions():
+        state.approve(item)
+    return state

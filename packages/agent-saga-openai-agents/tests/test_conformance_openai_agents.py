@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, Runner, RunContextWrapper, ToolOutputImage, function_tool
+from agents import Agent, FunctionTool, RunContextWrapper, Runner, ToolOutputImage, function_tool
 from agents.tool_context import ToolContext
 
 from agent_saga_core.testing.adapters import AdapterConformance, AdapterHarness, Call, Entry, Ran, Script
 from agent_saga_openai_agents import asaga_run, asaga_stream, coverage, dump_state, load_state, saga_run, wrap_tool
 
 sys.path.insert(0, str(Path(__file__).parent))  # the suite loads this file in a process of its own, too
-import openai_agents_fakes as fakes  # noqa: E402
+import openai_agents_fakes as fakes
 
 RUN_SYNC, RUN, STREAMED = Entry("run_sync"), Entry("run", is_async=True), Entry("run_streamed", True, True)
 
@@ -85,7 +85,8 @@ class Harness(AdapterHarness):
         return coverage(agent)
 
     def results(self, ran: Ran) -> Sequence[object]:
-        items = [event.item for event in ran.raw if hasattr(event, "item")] if isinstance(ran.raw, list) else ran.raw.new_items
+        streamed = isinstance(ran.raw, list)
+        items = [event.item for event in ran.raw if hasattr(event, "item")] if streamed else ran.raw.new_items
         return [item.output for item in items if item.type == "tool_call_output_item"]
 
     def rich_tools(self) -> Sequence[tuple[Any, Mapping[str, Any]]]:

@@ -80,16 +80,17 @@ class Runs:
 
 
 _lock = threading.Lock()
-_runs: WeakKeyDictionary[Saga, Runs] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[object, Runs] = WeakKeyDictionary()
 
 
 def runs_of(saga: Saga) -> Runs:
     """The runs of a saga: the same for all its savepoints, and new ones when it is opened again."""
-    found = _runs.get(saga)
-    if found is None:
-        with _lock:
-            found = next((runs for known, runs in list(_runs.items()) if known.same_as(saga)), None) or Runs()
-            _runs[saga] = found
+    # Not by the scope: a savepoint's is gone with the savepoint, and the runs in it would be numbered again.
+    opened: object = saga._opened  # pyright: ignore[reportPrivateUsage]
+    with _lock:
+        found = _runs.get(opened)
+        if found is None:
+            found = _runs[opened] = Runs()
     return found
 
 

@@ -75,7 +75,7 @@ def wrap_tool(tool: T, **declaration: Unpack[Declaration]) -> T:
         declaration["offload"] = True  # as the framework does; and a thread that was given up is waited for
     runner = _Runner(tool.name, declaration, adapter=NAME, fn=fn)
     wrapped = copy.copy(tool)
-    _put(wrapped, "__agent_saga__", runner)
+    _mark(wrapped, runner)
     if fn is not None:
         _build_anew(wrapped, fn, runner)
     else:
@@ -125,7 +125,7 @@ def _build_anew(tool: FunctionTool, fn: Callable[..., Any], runner: ToolRunner) 
         if name.startswith("__agents_"):  # what else is known of it, such as that its function is sync
             setattr(invoker, name, mark)
     _replace_attribute(getattr(invoker, "_invoke_tool_impl", None), step, calls.direct())  # `tool.__wrapped__`
-    tool.on_invoke_tool = _ending(invoker, tool)
+    tool.on_invoke_tool = _ending(invoker, tool, runner)
     if runner.takes_key:
         tool.params_json_schema = _without_key(tool.params_json_schema)
 
@@ -265,10 +265,11 @@ def _without_key(schema: dict[str, Any]) -> dict[str, Any]:
 # --- what the framework invokes
 
 
-def _ending(invoker: Any, tool: FunctionTool) -> Any:
+def _ending(invoker: Any, tool: FunctionTool, runner: ToolRunner) -> Any:
     """The framework's own invoker, bound to `tool`, which lets out what ends the run instead of formatting it."""
     bound: Any = invoker.__agents_bind_function_tool__(tool)
     bound.__class__ = _ending_type(cast("type[Any]", type(bound)))
+    bound.agent_saga_runner = runner
     return bound
 
 
@@ -289,6 +290,8 @@ def _ending_type(kind: type[Any]) -> type[Any]:
         bound = kind.__agents_bind_function_tool__(self, tool)
         if bound is not self:
             bound.__class__ = type(self)
+            bound.agent_saga_runner = self.agent_saga_runner
+        _mark(tool, self.agent_saga_runner)
         return bound
 
     body = {"__call__": call, "__agents_bind_function_tool__": bind, "__module__": __name__}
@@ -307,7 +310,7 @@ def _wrap_invoker(tool: FunctionTool, runner: ToolRunner) -> None:
         return
     formatting = copy.copy(inner)
     formatting._invoke_tool_impl = _Invoker(tool, runner, implementation, narrows=False)
-    tool.on_invoke_tool = _ending(formatting, tool)
+    tool.on_invoke_tool = _ending(formatting, tool, runner)
 
 
 class _Invoker:
@@ -325,6 +328,7 @@ class _Invoker:
         inner = self.inner
         if inspect.ismethod(inner) and inner.__self__ is self.tool:  # a copy acts on itself, not on the original
             inner = inner.__func__.__get__(tool, type(tool))
+        _mark(tool, self.runner)
         return _Invoker(tool, self.runner, inner, narrows=self.narrows)
 
     async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:
@@ -347,5 +351,6 @@ def _arguments(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {"input": text}
 
 
-def _put(tool: FunctionTool, name: str, value: object) -> None:
-    tool.__dict__[name] = value  # not `setattr`: a subclass may be frozen
+def _mark(tool: FunctionTool, runner: ToolRunner) -> None:
+    """Say on the tool that it is wrapped: also on copies that are made of its public fields alone."""
+    tool.__dict__["__agent_saga__"] = runner
