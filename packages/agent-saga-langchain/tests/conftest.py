@@ -11,10 +11,11 @@ for name in ("LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2", "LANGCHAIN_TRACING"):
 os.environ.pop("AGENT_SAGA_LOG", None)
 
 import pytest  # noqa: E402
-from agent_saga_core import MemoryLog, compensator  # noqa: E402
-from agent_saga_core.registry import isolated_registry  # noqa: E402
 from langchain_core.language_models import GenericFakeChatModel  # noqa: E402
 from langchain_core.messages import AIMessage  # noqa: E402
+
+from agent_saga_core import MemoryLog, compensator  # noqa: E402
+from agent_saga_core.registry import isolated_registry  # noqa: E402
 
 
 class ScriptedModel(GenericFakeChatModel):
@@ -79,6 +80,4 @@ def _message(turn: Any) -> AIMessage:
     if isinstance(turn, str):
         return AIMessage(turn)
     calls = turn if isinstance(turn, list) else [turn]
-    return AIMessage(
-        "", tool_calls=[{"name": name, "args": args, "id": call_id, "type": "tool_call"} for name, args, call_id in calls]
-    )
+    return AIMessage("", tool_calls=[{"name": n, "args": args, "id": i, "type": "tool_call"} for n, args, i in calls])

@@ -10,8 +10,6 @@ from contextlib import aclosing, closing
 from typing import Annotated, Any
 
 import pytest
-from agent_saga_core.testing.adapters import AdapterConformance, AdapterHarness, Entry, Ran, Script
-from agent_saga_langchain import asaga_run, asaga_stream, coverage, saga_run, saga_stream, wrap_tool
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware, ToolRetryMiddleware
 from langchain.tools import ToolRuntime
@@ -23,6 +21,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
+
+from agent_saga_core.testing.adapters import AdapterConformance, AdapterHarness, Entry, Ran, Script
+from agent_saga_langchain import asaga_run, asaga_stream, coverage, saga_run, saga_stream, wrap_tool
 
 
 class Player(BaseChatModel):

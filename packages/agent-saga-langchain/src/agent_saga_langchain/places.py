@@ -7,6 +7,7 @@ Inside of a LangGraph task the place is the task, and the model's id of the call
   two `Send`s, two subgraphs or two forks do not.
 - *Without one*, ids of tasks are new in each run. Then the place is spelled by what a run of the same body from its top
   repeats: node, step number, position in the step, and which of several such tasks of this saga it is.
+- Where one id is given to several calls of a task, they are numbered.
 - Calls without an id are counted for each execution of the task's code.
 
 Outside of a graph there is no place: an id such as "call_0" begins anew with each message, and nothing tells the
@@ -17,14 +18,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_saga_core import DeclarationError, Saga
 from agent_saga_core.wrapping import CallSite
 
-__all__ = ["Task", "current_task", "is_rollback_only", "is_savepoint", "numbered", "ordinal", "site_of"]
+__all__ = ["Task", "current_task", "is_rollback_only", "is_savepoint", "numbered", "ordinal", "site_of", "told_apart"]
 
 
 class Task(NamedTuple):
@@ -138,12 +140,37 @@ def is_rollback_only(saga: Saga) -> bool:
         return run.fold.rollback_only is not None
 
 
+@contextmanager
+def told_apart(saga: Saga, site: CallSite | None, tool: str) -> Generator[CallSite | None]:
+    """The place of a call for as long as it runs, told from other calls with its id in this execution of the body.
+
+    A loop over several messages in one node, or a careless provider, gives one id to several calls. One that is met
+    again after it has failed is a retry, and the same call; after it has returned, or while it runs, it is another.
+    """
+    if site is None or site.call_id is None:
+        yield site
+        return
+    numbers = _numbers_of(saga)
+    key = (site.body, site.scope, tool, site.call_id)
+    with numbers.lock:
+        taken = numbers.taken.setdefault(key, set())
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        taken.add(number)
+    try:
+        yield site if number == 0 else site._replace(call_id=f"{site.call_id}#{number}")
+    except BaseException:
+        with numbers.lock:
+            taken.discard(number)
+        raise
+
+
 class _Numbers:
     """What one opening of a saga in this process has numbered."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
+        self.taken: dict[tuple[Hashable, ...], set[int]] = {}
         self.counts: dict[tuple[Hashable, ...], int] = {}
 
 

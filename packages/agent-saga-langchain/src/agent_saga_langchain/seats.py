@@ -8,23 +8,27 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import FunctionType
-from typing import Any, cast
+from types import FunctionType, UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolArg, Tool
+from langchain_core.tools import base as tools_base
 
 from agent_saga_core import DeclarationError, Saga, SagaAborted
 from agent_saga_core.registry import annotations_of
 from agent_saga_core.wrapping import REFUSALS, Binding, CallSite, ToolRunner
 from agent_saga_langchain.approvals import approval
 from agent_saga_langchain.pauses import Handover, handover_of, run_ended
-from agent_saga_langchain.places import Task, current_task, site_of
+from agent_saga_langchain.places import Task, current_task, site_of, told_apart
 
 __all__ = ["Seat", "entered", "hints_of", "left_out", "original_of", "seated", "shown_fields"]
 
 FILTERED = frozenset({"run_manager", "callbacks"})
 """Parameters that LangChain fills in and shows to no model."""
+
+# The base of ToolRuntime, which langchain-core does not export; where it is missing, LangChain's own finding is left.
+_DIRECTLY: type[Any] | None = getattr(tools_base, "_DirectlyInjectedToolArg", None)
 
 
 class _Call:
@@ -98,10 +102,9 @@ class Seat:
         saga = self.runner.saga()
         if saga is None:
             return self.runner.run(named, invoke)
-        site = self._site(saga, call)
-        approve = approval(self.runner.spec, saga, named, site)
         try:
-            with self._inside(call):
+            with told_apart(saga, self._site(saga, call), self.runner.spec.tool) as site, self._inside(call):
+                approve = approval(self.runner.spec, saga, named, site)
                 result = self.runner.run(named, partial(_handing_over, invoke), site=site, approve=approve)
         except SagaAborted as refusal:
             raise _last(saga, refusal) from refusal.__cause__
@@ -119,10 +122,9 @@ class Seat:
         saga = self.runner.saga()
         if saga is None:
             return await self.runner.arun(named, invoke)
-        site = self._site(saga, call)
-        approve = approval(self.runner.spec, saga, named, site)
         try:
-            with self._inside(call):
+            with told_apart(saga, self._site(saga, call), self.runner.spec.tool) as site, self._inside(call):
+                approve = approval(self.runner.spec, saga, named, site)
                 result = await self.runner.arun(named, partial(_ahanding_over, invoke), site=site, approve=approve)
         except SagaAborted as refusal:
             raise _last(saga, refusal) from refusal.__cause__
@@ -236,9 +238,16 @@ def _fields(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_injected(hint: Any) -> bool:
+    """Whether an annotation, or a part of a union, says that the framework gives the argument."""
+    if hint is RunnableConfig:
+        return True
     marks: tuple[Any, ...] = getattr(hint, "__metadata__", ())
-    kinds = [mark if isinstance(mark, type) else type(mark) for mark in marks]
-    return hint is RunnableConfig or any(issubclass(kind, InjectedToolArg) for kind in kinds)
+    if any(issubclass(mark if isinstance(mark, type) else type(mark), InjectedToolArg) for mark in marks):
+        return True
+    kind = get_origin(hint) or hint
+    if kind is Annotated or kind is Union or kind is UnionType:
+        return any(_is_injected(part) for part in get_args(hint))
+    return _DIRECTLY is not None and isinstance(kind, type) and issubclass(kind, _DIRECTLY)
 
 
 # --- around the function

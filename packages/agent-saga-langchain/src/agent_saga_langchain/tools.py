@@ -96,8 +96,8 @@ def _wrapped(tool: T, runner: _Runner) -> T:
     object.__setattr__(wrapped, "__agent_saga_seats__", seats)
     for name, fn in functions:
         BaseTool.__setattr__(wrapped, name, seated(fn, seats[name], is_async=name == "coroutine"))
-    if runner.takes_key and tool.args_schema is not None:
-        wrapped.args_schema = _without_key(tool)
+    if runner.takes_key:
+        wrapped.args_schema = _without_key(tool)  # which also makes the copy forget the schema it has shown so far
     return wrapped
 
 
@@ -265,13 +265,15 @@ def _schema_hints(tool: BaseTool) -> dict[str, Any]:
 def _without_key(tool: BaseTool) -> Any:
     """The argument schema with `idempotency_key` as an injected argument, which a model is not shown."""
     schema = tool.args_schema
+    if schema is None:  # made from the signature, see `_without_key_parameter`
+        return None
     if isinstance(schema, dict):
         shown: dict[str, Any] = copy.deepcopy(schema)
         shown.get("properties", {}).pop(KEY, None)
         if KEY in shown.get("required", ()):
             shown["required"] = [name for name in shown["required"] if name != KEY]
         return shown
-    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+    if not issubclass(schema, BaseModel):
         raise DeclarationError(
             f"{tool.name!r}: its argument schema is of pydantic 1, in which {KEY} cannot be hidden from a model. "
             "Write args_schema= with pydantic 2."
