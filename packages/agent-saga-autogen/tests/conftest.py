@@ -115,7 +115,7 @@ class Model:
     def agent(self, name: str, tools: Sequence[Any], *turns: Any, **more: Any) -> Any:
         from autogen_agentchat.agents import AssistantAgent
 
-        options = {"tools": list(tools), "max_tool_iterations": 20, **more}
+        options = {"tools": list(tools) or None, "max_tool_iterations": 20, **more}
         return AssistantAgent(name, self.client(*turns), **options)
 
     def client(self, *turns: Any) -> Any:

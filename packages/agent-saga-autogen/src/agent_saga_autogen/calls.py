@@ -9,6 +9,7 @@ binding of the tool objects is for calls that come without it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import threading
@@ -16,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from types import CodeType
 from typing import Any
 
 from autogen_core import CancellationToken, MessageHandlerContext
@@ -27,7 +29,7 @@ from agent_saga_core.saga import Saga
 from agent_saga_core.state import within
 from agent_saga_core.wrapping import REFUSALS, CallSite, ToolRunner, covered
 
-__all__ = ["ADAPTER_NAME", "AgentRun", "RunToken", "ToolCallStopped", "in_saga", "make_call", "saga_of"]
+__all__ = ["ADAPTER_NAME", "CALL_BODIES", "AgentRun", "RunToken", "ToolCallStopped", "in_saga", "make_call", "saga_of"]
 
 ADAPTER_NAME = "autogen"
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
@@ -128,6 +130,26 @@ class RunToken(CancellationToken):
         super().__init__()
         self.run = run
 
+    def link_future(self, future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """Cancel `future` when the token is cancelled; let a call of a wrapped tool begin, which then refuses.
+
+        A workbench links the task of a call before it runs. Cancelled there, its agent would wait for ever.
+        """
+        coroutine: Any = future.get_coro() if isinstance(future, asyncio.Task) else None
+        if getattr(coroutine, "cr_code", None) not in CALL_BODIES:
+            return super().link_future(future)
+
+        def cancel() -> None:
+            if inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
+                future.cancel()
+
+        self.add_callback(cancel)
+        return future
+
+
+CALL_BODIES: set[CodeType] = set()
+"""The code of the coroutines in which calls of wrapped tools run."""
+
 
 def saga_of(runner: ToolRunner, token: object) -> Saga | None:
     """The saga that a call made here is a step of; None to call straight through.
@@ -168,6 +190,11 @@ async def make_call(
     saga = saga_of(runner, token)
     if saga is None:
         return await runner.arun(args, invoke)
+    if isinstance(token, RunToken) and token.is_cancelled():
+        await _parked(token)
+        raise SagaNotRunning(
+            f"the run that {runner.spec.tool!r} was called in has been stopped, and makes no new call.", saga_id=saga.id
+        )
     site = _site(saga, runner, token, call_id)
     try:
         return await saga.arun_step(runner.spec, args, invoke, site=site)

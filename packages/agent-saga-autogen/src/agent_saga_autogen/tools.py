@@ -15,7 +15,7 @@ from autogen_core import CancellationToken
 from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool
 from pydantic import BaseModel
 
-from agent_saga_autogen.calls import ADAPTER_NAME, make_call, saga_of
+from agent_saga_autogen.calls import ADAPTER_NAME, CALL_BODIES, make_call, saga_of
 from agent_saga_core import DeclarationError
 from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of
 
@@ -214,6 +214,7 @@ def _run_json(base: Any, runner: ToolRunner) -> Any:
         call = _Call(runner, call_id, False, [])
         return await _within(call, base.run_json(self, args, cancellation_token, call_id=call_id))
 
+    CALL_BODIES.add(run_json.__code__)
     return run_json
 
 
@@ -275,6 +276,7 @@ def _whole_run_json(base: Any, runner: ToolRunner) -> Any:
 
         return await make_call(runner, _validated(self, args), invoke, token=cancellation_token, call_id=call_id)
 
+    CALL_BODIES.add(run_json.__code__)
     return run_json
 
 
