@@ -1,0 +1,33 @@
+"""The example leaves nothing behind, and says what happened."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from agent_saga_core.demo.client import Service
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "autogen_trip.py"
+
+
+def test_the_trip_fails_at_its_last_step_and_leaves_nothing() -> None:
+    with Service.start() as service:
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", str(EXAMPLE)],
+            env={**os.environ, "AGENT_SAGA_DEMO_URL": service.url},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        client = service.client()
+        ledger, summary = client.ledger(), client.summary()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr == "" and "ROLLED_BACK, clean" in ran.stdout
+    assert not summary["left"]
+    assert [booking["status"] for booking in ledger["bookings"]] == ["cancelled", "cancelled"]
+    assert [charge["captured"] - charge["refunded"] for charge in ledger["charges"]] == [0]
+    refused = [entry for entry in ledger["journal"] if entry["entry"] == "request" and entry["status"] == 422]
+    assert len(refused) == 1, "the flight home was asked for once"
