@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
+from agent_saga_core import compensator, undo
 from agent_saga_core.testing.adapters import Call as ScriptCall
 from agent_saga_core.testing.adapters import Script, Turn
+from agent_saga_langgraph import wrap_tool
 
 
 class ScriptedModel(BaseChatModel):
@@ -69,3 +74,79 @@ def chain(*nodes: Callable[..., Any], state: Any, checkpointer: Any = None, **no
         graph.add_edge(before, fn.__name__)
         before = fn.__name__
     return graph.compile(checkpointer=checkpointer)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a charge gives back."""
+
+    id: str
+    amount: int
+
+
+class Till:
+    """Charges and mails, in lists. A test may make `charge` fail in between."""
+
+    def __init__(self) -> None:
+        self.charged: list[int] = []
+        self.refunded: list[str] = []
+        self.mailed: list[str] = []
+        self.priced: list[int] = []
+        self.unsent: list[str] = []
+        self.after: Callable[[int], object] = lambda amount: None
+        """Called when a charge stands."""
+        self._lock = threading.Lock()
+
+    def register(self) -> None:
+        """Register the compensators."""
+        compensator("till.refund")(self.refund)
+        compensator("till.unsend")(self.unsend)
+
+    def charge(self, amount: int) -> Receipt:
+        """Charge an amount."""
+        with self._lock:
+            self.charged.append(amount)
+            receipt = Receipt(id=f"ch-{len(self.charged)}", amount=amount)
+        self.after(amount)
+        return receipt
+
+    def mail(self, to: str) -> str:
+        """Send a mail."""
+        with self._lock:
+            self.mailed.append(to)
+        return f"sent to {to}"
+
+    def set_price(self, price: int) -> int:
+        """Set the price, for good."""
+        with self._lock:
+            self.priced.append(price)
+        return price
+
+    def refund(self, id: str) -> None:
+        with self._lock:
+            self.refunded.append(id)
+
+    def unsend(self, to: str) -> None:
+        with self._lock:
+            self.unsent.append(to)
+
+
+CHARGE: Any = {"semantics": "COMPENSABLE", "compensate": undo("till.refund", id="result.id")}
+"""Undone by its result alone: what became of a charge that failed, nobody knows."""
+MAIL: Any = {"semantics": "COMPENSABLE", "compensate": undo("till.unsend", to="args.to", if_absent="forbids")}
+PRICE: Any = {"semantics": "IRREVERSIBLE"}
+
+
+def wrapped(fn: Callable[..., Any], declaration: Any, **more: Any) -> Any:
+    """A LangChain tool made of a function, wrapped."""
+    return wrap_tool(tool(fn), **{**declaration, **more})
+
+
+def call(name: str, id: str = "", **args: Any) -> ScriptCall:
+    """A call of the model."""
+    return ScriptCall(name, args, id)
+
+
+def thread(name: str = "t") -> Any:
+    """The config of a thread."""
+    return {"configurable": {"thread_id": name}}

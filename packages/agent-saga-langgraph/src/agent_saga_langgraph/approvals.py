@@ -102,7 +102,7 @@ def _read(answer: object) -> tuple[str | None, bool]:
 
 
 def _token(question: Any) -> str:
-    value: Any = cast(object, question.value if isinstance(question, Interrupt) else question)
+    value: object = getattr(question, "value", None) if isinstance(question, Interrupt) else question
     if isinstance(value, Mapping):
         asked = cast("Mapping[str, Any]", value)
         token = asked.get("token")

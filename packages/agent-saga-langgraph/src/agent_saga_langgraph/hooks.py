@@ -46,7 +46,8 @@ class ToolCallHooks:
         """The hook for `ToolNode(wrap_tool_call=...)`.
 
         Raises:
-            DeclarationError: Inside of a saga, the tool has no declaration and is not allowed without; nothing was called.
+            DeclarationError: Inside of a saga, the tool has no declaration and is not allowed without one. Nothing was
+                called.
         """
         return handler(self._with_wrapped(request))
 

@@ -298,8 +298,9 @@ def _refuse_inner_work(graph: Any, standing: Standing, before: Any) -> Look[None
     """
     saver = _saver(graph, _conf(standing.thread or {}))
     saved = yield _saved(saver, before.config)
-    known = {task.id for task in before.tasks} | {NO_TASK}
-    inner = saved is not None and any(write[0] not in known for write in saved.pending_writes or ())
+    known = {task.id for task in before.tasks}
+    writes: list[tuple[str, str, Any]] = list(saved.pending_writes or ()) if saved is not None else []
+    inner = any(writer not in known and channel in BY_TASKS for writer, channel, _ in writes)
     base = _conf(before.config).get("checkpoint_ns") or ""
     for task in before.tasks:
         name = f"{base}|{task.name}:{task.id}" if base else f"{task.name}:{task.id}"
@@ -313,8 +314,8 @@ def _refuse_inner_work(graph: Any, standing: Standing, before: Any) -> Look[None
         )
 
 
-NO_TASK = "00000000-0000-0000-0000-000000000000"
-"""The task id under which LangGraph stores writes that belong to no task."""
+BY_TASKS = ("__return__", "__interrupt__", "__error__", "__no_writes__")
+"""Where LangGraph stores what a task has come to; an edit's own writes go elsewhere."""
 
 
 def busy(standing: Standing) -> SagaBusy:

@@ -92,7 +92,7 @@ def _spots(found: object) -> Spots:
     """Everything in an object, each tool once: what is listed before what is inferred."""
     listed: list[_Spot] = []
     inferred: list[_Spot] = []
-    for spot in _walk(found, "", 0):
+    for spot in _Walk().look_at(found, ""):
         (listed if spot.listed else inferred).append(spot)
     seen: set[int] = set()
     for spot in (*listed, *inferred):
@@ -103,120 +103,129 @@ def _spots(found: object) -> Spots:
             yield spot
 
 
-def _walk(found: object, path: str, depth: int) -> Spots:
-    if isinstance(found, list | tuple):
-        for item in cast("Iterable[object]", found):
-            yield from _walk(item, path, depth)
-    elif isinstance(found, ToolNode):
-        yield from _tool_node(found, path or "tools", depth)
-    elif _is_tool(found):
-        name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
-        yield from _tool(found, f"{path}/{name}" if path else str(name), depth, listed=True)
-    elif isinstance(getattr(found, "nodes", None), Mapping):
-        yield from _graph(found, path, depth)
-    else:
-        raise DeclarationError(
-            f"An object of type {type(found).__qualname__} is no graph and no tool. Pass a compiled graph, a ToolNode, "
-            "tools, or a list of these."
-        )
+class _Walk:
+    """One walk. A graph or a function is looked into once, wherever it is met: graphs are met in their own code."""
 
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._paths: set[str] = set()  # of what is named once, though a node's sync and its async code lead to it
 
-def _graph(graph: Any, path: str, depth: int) -> Spots:
-    for name, node in graph.nodes.items():
-        if name != "__start__":
-            at = f"node:{name}"
-            runs = getattr(node, "bound", None) or getattr(node, "runnable", None)
-            yield from _node(runs, f"{path}/{at}" if path else at, depth)
-    yield from _edges(graph, path, depth)
+    def _first(self, found: object) -> bool:
+        known = id(found) in self._seen
+        self._seen.add(id(found))
+        return not known
 
+    def look_at(self, found: object, path: str) -> Spots:
+        if isinstance(found, list | tuple):
+            for item in cast("Iterable[object]", found):
+                yield from self.look_at(item, path)
+        elif isinstance(found, ToolNode):
+            yield from self.tool_node(found, path or "tools")
+        elif _is_tool(found):
+            yield from self.tool(found, _join(path, _title(found)), listed=True)
+        elif isinstance(getattr(found, "nodes", None), Mapping):
+            yield from self.graph(found, path)
+        else:
+            raise DeclarationError(
+                f"An object of type {type(found).__qualname__} is no graph and no tool. Pass a compiled graph, a "
+                "ToolNode, tools, or a list of these."
+            )
 
-def _node(runs: object, path: str, depth: int) -> Spots:
-    if depth > MAX_DEPTH:
-        yield _Spot(path, None, "it lies deeper than is looked")
-    elif isinstance(runs, ToolNode):
-        yield from _tool_node(runs, path, depth)
-    elif isinstance(runs, Pregel):
-        yield from _graph(runs, path, depth + 1)
-    elif _is_tool(runs):
-        yield from _tool(runs, path, depth, listed=True)
-    else:
-        code = list(_code(runs, 0))
-        tools = [fn for fn in code if _is_tool(fn)]
-        for tool in tools:
-            yield from _tool(tool, path, depth, listed=True)
-        rest = [fn for fn in code if fn not in tools]
-        for fn in rest:
-            yield from _around_model(fn, path) if _is_agent_node(fn) else _inferred(fn, path, depth)
-        if not code or any(not _is_known(fn) for fn in rest):
-            yield _Spot(path, None, "its code may call tools that nothing lists")
-
-
-def _edges(graph: Any, path: str, depth: int) -> Spots:
-    """Conditional edges: mere choices as a rule, so that they are named only where they refer to tools."""
-    builder = getattr(graph, "builder", graph)
-    all_branches: Mapping[str, Mapping[str, Any]] = getattr(builder, "branches", None) or {}
-    for source, branches in all_branches.items():
-        for name, branch in branches.items():
-            at = f"edge:{source}/{name}"
-            for fn in _code(getattr(branch, "path", None), 0):
-                if not _is_known(fn):
-                    yield from _inferred(fn, f"{path}/{at}" if path else at, depth)
-
-
-def _tool_node(node: ToolNode, path: str, depth: int) -> Spots:
-    hooks = hooks_of(node)
-    for name, tool in node.tools_by_name.items():
-        declared = hooks.wrapped(tool) if hooks is not None else None
-        yield from _tool(declared or tool, f"{path}/{name}", depth, listed=True, identity=BY_CALL)
-    for attribute in ("_wrap_tool_call", "_awrap_tool_call"):
-        if not hasattr(node, attribute):
-            yield _Spot(f"{path}/wrap_tool_call", None, "this LangGraph does not show what is around its calls")
+    def graph(self, graph: Any, path: str) -> Spots:
+        if not self._first(graph):
             return
-        around = getattr(node, attribute)
-        for leaf in _leaves(around):
-            if not _is_known(leaf):
-                where = f"{path}/wrap_tool_call:{_name(leaf)}"
-                if not (attribute == "_awrap_tool_call" and getattr(node, "_wrap_tool_call", None) is around):
+        for name, node in graph.nodes.items():
+            if name != "__start__":
+                runs = getattr(node, "bound", None) or getattr(node, "runnable", None)
+                yield from self.node(runs, _join(path, f"node:{name}"))
+        yield from self.edges(graph, path)
+
+    def node(self, runs: object, path: str) -> Spots:
+        if isinstance(runs, ToolNode):
+            yield from self.tool_node(runs, path)
+        elif isinstance(runs, Pregel):
+            yield from self.graph(runs, path)
+        elif _is_tool(runs):
+            yield from self.tool(runs, path, listed=True)
+        else:
+            code = list(_code(runs, 0))
+            for fn in code:
+                if _is_tool(fn):
+                    yield from self.tool(fn, path, listed=True)
+                elif isinstance(fn, Pregel):
+                    yield from self.graph(fn, path)
+                else:
+                    yield from self.around_model(fn, path) if _is_agent_node(fn) else self.inferred(fn, path)
+            if not code or any(not (_is_tool(fn) or isinstance(fn, Pregel) or _is_known(fn)) for fn in code):
+                yield _Spot(path, None, "its code may call tools that nothing lists")
+
+    def edges(self, graph: Any, path: str) -> Spots:
+        """Conditional edges: mere choices as a rule, so that they are named only where they refer to tools."""
+        builder = getattr(graph, "builder", graph)
+        all_branches: Mapping[str, Mapping[str, Any]] = getattr(builder, "branches", None) or {}
+        for source, branches in all_branches.items():
+            for name, branch in branches.items():
+                for fn in _code(getattr(branch, "path", None), 0):
+                    if not _is_known(fn):
+                        yield from self.inferred(fn, _join(path, f"edge:{source}/{name}"))
+
+    def tool_node(self, node: ToolNode, path: str) -> Spots:
+        if not self._first(node):
+            return
+        hooks = hooks_of(node)
+        for name, tool in node.tools_by_name.items():
+            declared = hooks.wrapped(tool) if hooks is not None else None
+            yield from self.tool(declared or tool, f"{path}/{name}", listed=True, identity=BY_CALL)
+        for attribute in ("_wrap_tool_call", "_awrap_tool_call"):
+            if not hasattr(node, attribute):
+                yield _Spot(f"{path}/wrap_tool_call", None, "this LangGraph does not show what is around its calls")
+                return
+            for leaf in _leaves(getattr(node, attribute)):
+                where = f"{path}/wrap_tool_call:{_name(leaf).replace('.awrap_', '.wrap_')}"
+                if not _is_known(leaf) and self._first_path(where):
                     yield _Spot(where, None, "it may call tools that are added when the graph runs")
 
+    def tool(self, tool: Any, path: str, *, listed: bool, identity: str = "occurrence") -> Spots:
+        yield _Spot(path, tool, listed=listed, identity=identity)
+        if runner_of(tool) is None:  # what a wrapped tool calls is part of its step
+            for attribute in ("func", "coroutine", "_run", "_arun"):
+                fn = getattr(tool, attribute, None)
+                if callable(fn) and not _is_known(fn):
+                    yield from self.inferred(fn, path)
 
-def _tool(tool: Any, path: str, depth: int, *, listed: bool, identity: str = "occurrence") -> Spots:
-    yield _Spot(path, tool, listed=listed, identity=identity)
-    if runner_of(tool) is None:  # what a wrapped tool calls is part of its step
-        for attribute in ("func", "coroutine", "_run", "_arun"):
-            fn = getattr(tool, attribute, None)
-            if callable(fn) and not _is_known(fn):
-                yield from _inferred(fn, path, depth)
+    def inferred(self, fn: object, path: str) -> Spots:
+        """The tools and graphs that code refers to."""
+        if not self._first(fn):
+            return
+        for _, found in reach(fn):
+            if isinstance(found, Pregel):
+                yield from (spot._replace(listed=spot.tool is None) for spot in self.graph(found, f"{path}/graph"))
+            elif isinstance(found, ToolNode):
+                yield from (spot._replace(listed=spot.tool is None) for spot in self.tool_node(found, path))
+            elif _is_tool(found):
+                yield _Spot(_join(path, _title(found)), found, listed=False)
 
+    def around_model(self, fn: Any, path: str) -> Spots:
+        """The node in which `create_agent` asks the model: LangChain's code, and whatever is put around it."""
+        cells = _cells(fn)
+        for handler in ("wrap_model_call_handler", "awrap_model_call_handler"):
+            for leaf in _leaves(cells.get(handler)):
+                where = f"{path}/wrap_model_call:{_name(leaf).replace('.awrap_', '.wrap_')}"
+                if not _is_known(leaf) and self._first_path(where):
+                    yield _Spot(where, None, "it may call tools, or offer others")
+        if "default_tools" not in cells:
+            yield _Spot(path, None, "this LangChain does not show what it offers to the model")
+        for tool in cells.get("default_tools") or ():
+            if isinstance(tool, Mapping):
+                given = cast("Mapping[str, Any]", tool)
+                where = f"{path}/{given.get('name') or given.get('type') or 'tool'}"
+                if self._first_path(where):
+                    yield _Spot(where, None, "it runs at the model's provider", remote=True)
 
-def _inferred(fn: object, path: str, depth: int) -> Spots:
-    """The tools and graphs that code refers to."""
-    if depth > MAX_DEPTH:
-        return
-    for _, found in reach(fn):
-        if isinstance(found, Pregel):
-            yield from (spot._replace(listed=spot.tool is None) for spot in _graph(found, f"{path}/graph", depth + 1))
-        elif isinstance(found, ToolNode):
-            yield from (spot._replace(listed=spot.tool is None) for spot in _tool_node(found, path, depth + 1))
-        elif _is_tool(found):
-            name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
-            yield _Spot(f"{path}/{name}", found, listed=False)
-
-
-def _around_model(fn: Any, path: str) -> Spots:
-    """The node in which `create_agent` asks the model: its code is LangChain's, what is around it may be anybody's."""
-    cells = _cells(fn)
-    for handler in ("wrap_model_call_handler", "awrap_model_call_handler"):
-        for leaf in _leaves(cells.get(handler)):
-            if not _is_known(leaf):
-                yield _Spot(f"{path}/wrap_model_call:{_name(leaf)}", None, "it may call tools, or offer others")
-    if "default_tools" not in cells:
-        yield _Spot(path, None, "this LangChain does not show what it offers to the model")
-    for tool in cells.get("default_tools") or ():
-        if isinstance(tool, Mapping):
-            given = cast("Mapping[str, Any]", tool)
-            name = given.get("name") or given.get("type") or "tool"
-            yield _Spot(f"{path}/{name}", None, "it runs at the model's provider", remote=True)
+    def _first_path(self, path: str) -> bool:
+        known = path in self._paths
+        self._paths.add(path)
+        return not known
 
 
 # --- code
@@ -268,6 +277,14 @@ def _cells(fn: Any) -> dict[str, Any]:
         except ValueError:  # not assigned
             continue
     return cells
+
+
+def _join(path: str, label: str) -> str:
+    return f"{path}/{label}" if path else label
+
+
+def _title(tool: object) -> str:
+    return str(getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__))
 
 
 def _is_tool(found: object) -> TypeGuard[Any]:

@@ -1,0 +1,485 @@
+"""Which saga a run of a thread belongs to: resume, fork, human edits, and what may not be resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from operator import add
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphDrained
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import RunControl
+from langgraph.types import Command, interrupt
+from langgraph_fakes import CHARGE, MAIL, Till, call, chain, hand_built, model, thread, wrapped
+
+from agent_saga_core import (
+    DeclarationError,
+    IdempotencyConflict,
+    Log,
+    SagaAborted,
+    SagaBusy,
+    SagaNotFound,
+    SagaNotRunning,
+    SagaStatus,
+    list_sagas,
+    open_log,
+    read_saga,
+    recover,
+    saga_scope,
+)
+from agent_saga_langgraph import asaga_run, saga_run
+
+GO: Any = {"messages": [("user", "go")]}
+
+
+class Noted(TypedDict, total=False):
+    noted: Annotated[list[Any], add]
+
+
+EMPTY: Any = {"noted": []}
+
+
+def charge_then_ask(till: Till, saver: Any, **compile_args: Any) -> Any:
+    """Charges, then asks, then mails; `till.charged` and `till.mailed` say what was done."""
+    charge, mail = wrapped(till.charge, CHARGE), wrapped(till.mail, MAIL)
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+
+    def confirm(state: Noted) -> Noted:
+        return {"noted": [interrupt("sure?")]}
+
+    def tell(state: Noted) -> None:
+        mail.invoke({"to": "you"})
+
+    graph = StateGraph(Noted)
+    before = START
+    for fn in (pay, confirm, tell):
+        graph.add_node(fn.__name__, fn)
+        graph.add_edge(before, fn.__name__)
+        before = fn.__name__
+    return graph.compile(checkpointer=saver, **compile_args)
+
+
+def sagas(log: Log) -> list[SagaStatus]:
+    """The status of each saga, in the order in which they began."""
+    return [head.status for head in sorted(list_sagas(log), key=lambda head: head.started)]
+
+
+def at(graph: Any, name: str, config: Any | None = None) -> Any:
+    """The config of the oldest checkpoint that has this node next."""
+    return [state for state in graph.get_state_history(config or thread()) if name in state.next][-1].config
+
+
+def the_saga(graph: Any) -> str:
+    """The saga's id, as a new process finds it."""
+    return graph.get_state(thread()).metadata["saga_id"]
+
+
+# --- the saga of a thread
+
+
+def test_the_id_stands_in_the_thread_and_the_callers_config_is_untouched(till: Till, log: Log, saver: Any) -> None:
+    graph, config = charge_then_ask(till, saver), {**thread(), "metadata": {"mine": 1}}
+    before = repr(config)
+    saga_run(graph, EMPTY, config, log=log, metadata={"for": "you"})
+    assert repr(config) == before
+    metadata = graph.get_state(thread()).metadata
+    assert metadata["saga_id"] == list_sagas(log)[0].saga_id and metadata["mine"] == 1
+    state = read_saga(log, metadata["saga_id"])
+    assert state.metadata == {"for": "you", "thread_id": "t"} and state.status is SagaStatus.SUSPENDED
+
+
+def test_new_input_is_a_new_saga_and_none_or_an_answer_goes_on(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, None, thread(), log=log)  # asks again
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.charged == [10]
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED]
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="second")
+    assert sagas(log) == [SagaStatus.COMMITTED, SagaStatus.SUSPENDED]
+    assert till.charged == [10, 10] and till.mailed == ["you"] and till.refunded == []
+
+
+def test_the_async_entries_find_it_too(till: Till, log: Log) -> None:
+    async def both() -> None:
+        graph = charge_then_ask(till, InMemorySaver())
+        await asaga_run(graph, EMPTY, thread(), log=log)
+        assert sagas(log) == [SagaStatus.SUSPENDED]
+        await asaga_run(graph, Command(resume="yes"), thread(), log=log)
+
+    asyncio.run(both())
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
+
+
+def test_breakpoints_suspend_as_interrupts_do(till: Till, log: Log, saver: Any) -> None:
+    mail = wrapped(till.mail, MAIL)
+
+    def first(state: Noted) -> None:
+        mail.invoke({"to": "a"})
+
+    def second(state: Noted) -> None:
+        mail.invoke({"to": "b"})
+
+    graph = StateGraph(Noted).add_node(first).add_node(second).add_edge(START, "first").add_edge("first", "second")
+    compiled = graph.compile(checkpointer=saver, interrupt_before=["second"])
+    assert "__interrupt__" not in saga_run(compiled, EMPTY, thread(), log=log)
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.mailed == ["a"]
+    saga_run(compiled, None, thread(), log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.mailed == ["a", "b"]
+
+
+def test_without_a_checkpointer_an_interrupt_is_rolled_back_since_nobody_can_resume_it(till: Till, log: Log) -> None:
+    with pytest.raises(SagaAborted, match="without a checkpointer"):
+        saga_run(charge_then_ask(till, None), EMPTY, log=log)
+    assert till.refunded == ["ch-1"] and sagas(log) == [SagaStatus.ROLLED_BACK]
+
+
+def test_a_drained_run_is_suspended_and_goes_on(till: Till, log: Log, saver: Any) -> None:
+    charge, control = wrapped(till.charge, CHARGE), RunControl()
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+        control.request_drain("maintenance")
+
+    def more(state: Noted) -> None:
+        charge.invoke({"amount": 20})
+
+    graph = chain(pay, more, state=Noted, checkpointer=saver)
+    with pytest.raises(GraphDrained):
+        saga_run(graph, EMPTY, thread(), log=log, control=control)
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []
+    saga_run(graph, None, thread(), log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10, 20]
+
+
+def test_a_failed_run_is_undone_and_its_thread_cannot_be_resumed(till: Till, log: Log, saver: Any) -> None:
+    charge = wrapped(till.charge, CHARGE)
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+
+    def fail(state: Noted) -> None:
+        raise LookupError("sold out")
+
+    graph = chain(pay, fail, state=Noted, checkpointer=saver)
+    with pytest.raises(LookupError, match="sold out"):
+        saga_run(graph, EMPTY, thread(), log=log)
+    assert till.refunded == ["ch-1"] and sagas(log) == [SagaStatus.ROLLED_BACK]
+    with pytest.raises(SagaNotRunning) as refused:
+        saga_run(graph, None, thread(), log=log)
+    assert "new input" in "".join(refused.value.__notes__)
+    assert till.charged == [10]
+    with pytest.raises(LookupError):  # knowingly, as a saga of its own
+        saga_run(graph, None, thread(), log=log, saga_id="again")
+    assert read_saga(log, "again").metadata["forked_from"] != "again"
+
+
+def test_a_finished_thread_has_nothing_to_resume(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    done = saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert saga_run(graph, None, thread(), log=log) == done
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
+
+
+def test_a_saga_that_is_in_no_log_here_is_not_begun_again(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    other = open_log("memory:")
+    with pytest.raises(SagaNotFound, match="begun with"):
+        saga_run(graph, Command(resume="yes"), thread(), log=other)
+    assert list_sagas(other) == [] and till.mailed == []
+
+
+def test_an_id_that_is_not_the_threads_is_refused(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="mine")
+    with pytest.raises(DeclarationError, match="'mine'"):
+        saga_run(graph, Command(resume="yes"), thread(), log=log, saga_id="other")
+    assert till.mailed == [] and sagas(log) == [SagaStatus.SUSPENDED]
+
+
+def test_a_saga_whose_deadline_passed_was_rolled_back_and_takes_no_answer(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, deadline=0.0)
+    assert len(recover(log).recovered) == 1 and till.refunded == ["ch-1"]
+    with pytest.raises(SagaNotRunning):
+        saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert till.mailed == [] and till.charged == [10]
+
+
+def test_new_input_to_a_thread_that_waits_leaves_the_old_saga_and_says_so(
+    till: Till, log: Log, saver: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="left")
+    with caplog.at_level(logging.WARNING, "agent_saga"):
+        saga_run(graph, EMPTY, thread(), log=log, saga_id="new")
+    assert [record.args for record in caplog.records] == [("left",)]
+    assert sagas(log) == [SagaStatus.SUSPENDED] * 2 and the_saga(graph) == "new"
+
+
+def test_an_orphan_is_left_to_its_thread_for_an_hour(till: Till, log: Log, saver: Any) -> None:
+    saga_run(charge_then_ask(till, saver), EMPTY, thread(), log=log)
+    start = log.read(list_sagas(log)[0].saga_id)[0]
+    assert start.type == "START" and start.data["orphan_after"] == 3600.0
+
+
+# --- two at once
+
+
+def test_a_thread_that_was_taken_further_meanwhile_is_not_resumed(till: Till, log: Log, saver: Any) -> None:
+    asked = list[str]()
+
+    def node(state: Noted) -> Noted:
+        first, second = interrupt("first?"), interrupt("second?")
+        return {"noted": [first, second]}
+
+    graph = chain(node, state=Noted, checkpointer=saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+
+    class Late:
+        """The graph, as a run sees it that looks before the other one, and resumes after it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(graph, name)
+
+        def get_state(self, config: Any, *, subgraphs: bool = False) -> Any:
+            state = graph.get_state(config, subgraphs=subgraphs)
+            if not asked:
+                asked.append("looked")
+                saga_run(graph, Command(resume="one"), thread(), log=log)
+            return state
+
+    with pytest.raises(SagaBusy, match="further"):
+        saga_run(Late(), Command(resume="one"), thread(), log=log)
+    assert sagas(log) == [SagaStatus.SUSPENDED]
+    assert saga_run(graph, Command(resume="two"), thread(), log=log)["noted"] == ["one", "two"]
+    assert sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_two_resumes_at_once_are_one(till: Till, log: Log, saver: Any) -> None:
+    inner: list[BaseException] = []
+    graph: Any = None
+
+    def again(amount: int) -> None:
+        if amount == 20:
+            try:
+                saga_run(graph, Command(resume="yes"), thread(), log=log)
+            except SagaBusy as busy:
+                inner.append(busy)
+
+    charge = wrapped(till.charge, CHARGE)
+
+    def node(state: Noted) -> None:
+        interrupt("sure?")
+        import threading
+
+        runner = threading.Thread(target=again, args=(20,))
+        runner.start()
+        runner.join(30)
+        charge.invoke({"amount": 20})
+
+    graph = chain(node, state=Noted, checkpointer=saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert len(inner) == 1 and till.charged == [20] and sagas(log) == [SagaStatus.COMMITTED]
+
+
+# --- time travel
+
+
+def test_an_answer_for_the_past_is_refused_and_a_fork_asks_again(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    first, old = the_saga(graph), at(graph, "confirm")
+    assert till.mailed == ["you"]
+    with pytest.raises(DeclarationError, match=r"Fork first: saga_run\(graph, None, old_config\)"):
+        saga_run(graph, Command(resume="no"), old, log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.mailed == ["you"] and till.charged == [10]
+    asked = saga_run(graph, None, old, log=log)
+    assert asked["__interrupt__"][0].value == "sure?" and till.mailed == ["you"] and till.charged == [10]
+    fork = the_saga(graph)
+    state = read_saga(log, fork)
+    assert fork != first and state.status is SagaStatus.SUSPENDED
+    assert state.metadata["forked_from"] == first
+    assert state.metadata["forked_at"] == old["configurable"]["checkpoint_id"]
+    done = saga_run(graph, Command(resume="no"), thread(), log=log)
+    assert done["noted"] == ["no"], "the answer of the past was taken"
+    assert read_saga(log, fork).status is SagaStatus.COMMITTED
+
+
+def test_the_heads_own_checkpoint_is_resumed_and_finished_tasks_are_not_repeated(
+    till: Till, log: Log, saver: Any
+) -> None:
+    charge = wrapped(till.charge, CHARGE)
+    ask = wrapped(till.mail, MAIL)
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+
+    def confirm(state: Noted) -> None:
+        interrupt("sure?")
+        ask.invoke({"to": "you"})
+
+    graph = StateGraph(Noted).add_node(pay).add_node(confirm).add_edge(START, "pay").add_edge(START, "confirm")
+    compiled = graph.compile(checkpointer=saver)
+    saga_run(compiled, EMPTY, thread(), log=log)
+    head = compiled.get_state(thread()).config
+    saga_run(compiled, None, head, log=log)
+    assert till.charged == [10]
+    saga_run(compiled, Command(resume="yes"), head, log=log)
+    assert till.charged == [10] and till.mailed == ["you"] and sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_input_for_an_old_checkpoint_is_a_saga_that_says_where_it_was_forked(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, EMPTY, at(graph, "pay"), log=log, saga_id="fork")
+    assert read_saga(log, "fork").metadata["forked_from"] == "first"
+
+
+# --- human edits
+
+
+def _asking(graph: Any) -> AIMessage:
+    """The message whose calls wait."""
+    return [one for one in graph.get_state(thread()).values["messages"] if isinstance(one, AIMessage)][-1]
+
+
+@pytest.mark.parametrize("kind", ["create_agent", "by hand"])
+def test_an_edit_goes_on_in_the_same_saga_and_repeats_nothing(kind: str, till: Till, log: Log, saver: Any) -> None:
+    from langchain_core.tools import tool
+
+    @tool
+    def ask(question: str) -> str:
+        """Ask a person."""
+        return str(interrupt(question))
+
+    llm = model((call("charge", amount=10), call("ask", question="sure?")), call("mail", to="you"), "paid")
+    tools = [wrapped(till.charge, CHARGE), ask, wrapped(till.mail, MAIL)]
+    graph: Any = (create_agent if kind == "create_agent" else hand_built)(llm, tools, checkpointer=saver)
+    saga_run(graph, GO, thread(), log=log)
+    for word in ("make haste", "please"):
+        message = _asking(graph).model_copy(update={"content": word})
+        graph.update_state(thread(), {"messages": [message]}, as_node="model")
+        assert "saga_id" not in graph.get_state(thread()).metadata
+    saga_run(graph, None, thread(), log=log)  # asks again
+    assert till.charged == [10]
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert till.charged == [10] and till.mailed == ["you"] and till.refunded == []
+    assert sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_an_edit_of_a_call_that_was_made_is_a_conflict(till: Till, log: Log, saver: Any) -> None:
+    from langchain_core.tools import tool
+
+    @tool
+    def ask(question: str) -> str:
+        """Ask a person."""
+        return str(interrupt(question))
+
+    llm = model((call("charge", "c", amount=10), call("ask", "a", question="sure?")), "paid")
+    graph: Any = create_agent(llm, [wrapped(till.charge, CHARGE), ask], checkpointer=saver)
+    saga_run(graph, GO, thread(), log=log)
+    message = _asking(graph)
+    calls = [{**made, "args": {"amount": 99}} if made["name"] == "charge" else made for made in message.tool_calls]
+    edited = message.model_copy(update={"tool_calls": calls})
+    graph.update_state(thread(), {"messages": [edited]}, as_node="model")
+    with pytest.raises(IdempotencyConflict):
+        saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert till.charged == [10] and till.refunded == ["ch-1"]
+
+
+def test_an_edit_of_a_finished_run_is_the_beginning_of_another_saga(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    graph.update_state(thread(), {"noted": ["again"]}, as_node="confirm")
+    saga_run(graph, None, thread(), log=log, saga_id="second")
+    assert sagas(log) == [SagaStatus.COMMITTED] * 2 and till.mailed == ["you", "you"] and till.charged == [10]
+    assert read_saga(log, "second").metadata["forked_from"] == "first"
+
+
+def test_an_edit_of_an_old_checkpoint_is_a_fork(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    graph.update_state(at(graph, "confirm"), {"noted": ["otherwise"]})
+    saga_run(graph, None, thread(), log=log, saga_id="fork")
+    assert sagas(log) == [SagaStatus.COMMITTED, SagaStatus.SUSPENDED]
+    assert read_saga(log, "fork").metadata["forked_from"] == "first" and till.charged == [10]
+
+
+def test_an_edit_around_a_subgraph_that_has_run_is_refused(till: Till, log: Log, saver: Any) -> None:
+    mail = wrapped(till.mail, MAIL)
+
+    def inside(state: Noted) -> None:
+        mail.invoke({"to": "inside"})
+
+    def confirm(state: Noted) -> Noted:
+        return {"noted": [interrupt("sure?")]}
+
+    graph = StateGraph(Noted).add_node("sub", chain(inside, confirm, state=Noted)).add_edge(START, "sub")
+    compiled = graph.compile(checkpointer=saver)
+    saga_run(compiled, EMPTY, thread(), log=log)
+    compiled.update_state(thread(), {"noted": ["edit"]})
+    with pytest.raises(DeclarationError, match="subgraph"):
+        saga_run(compiled, Command(resume="yes"), thread(), log=log)
+    assert till.mailed == ["inside"] and sagas(log) == [SagaStatus.SUSPENDED]
+
+
+def test_an_edit_inside_a_subgraph_repeats_nothing(till: Till, log: Log, saver: Any) -> None:
+    mail = wrapped(till.mail, MAIL)
+
+    def inside(state: Noted) -> None:
+        mail.invoke({"to": "inside"})
+
+    def confirm(state: Noted) -> Noted:
+        mail.invoke({"to": "confirm"})
+        return {"noted": [interrupt("sure?")]}
+
+    graph = StateGraph(Noted).add_node("sub", chain(inside, confirm, state=Noted)).add_edge(START, "sub")
+    compiled = graph.compile(checkpointer=saver)
+    saga_run(compiled, EMPTY, thread(), log=log)
+    inner: Any = compiled.get_state(thread(), subgraphs=True).tasks[0].state
+    compiled.update_state(inner.config, {"noted": ["edit"]})
+    saga_run(compiled, Command(resume="yes"), thread(), log=log)
+    assert till.mailed == ["inside", "confirm"] and sagas(log) == [SagaStatus.COMMITTED]
+
+
+# --- inside of other sagas and graphs
+
+
+def test_inside_of_a_saga_a_run_is_part_of_it(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    with saga_scope("order", log=log):
+        saga_run(graph, EMPTY, thread())
+    assert sagas(log) == [SagaStatus.SUSPENDED] and the_saga(graph) == "order"
+    with pytest.raises(SagaAborted, match="after all not"), saga_scope("order", log=log, resume="continue") as saga:
+        saga_run(graph, Command(resume="yes"), thread())
+        with pytest.raises(DeclarationError, match="another one"):
+            saga_run(graph, EMPTY, thread(), saga_id="other")
+        saga.abort("after all not")
+    assert till.charged == [10] and till.refunded == ["ch-1"] and till.unsent == ["you"]
+
+
+def test_a_run_inside_of_a_node_belongs_to_the_run_around_it(till: Till, log: Log, saver: Any) -> None:
+    inner = charge_then_ask(till, None)
+
+    def outer(state: Noted) -> Noted:
+        return {"noted": saga_run(inner, EMPTY)["noted"]}
+
+    graph = chain(outer, state=Noted, checkpointer=saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []
+    assert saga_run(graph, Command(resume="yes"), thread(), log=log)["noted"] == ["yes"]
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
