@@ -15,7 +15,6 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
     Runnable,
     RunnableAssign,
-    RunnableBinding,
     RunnableBranch,
     RunnableLambda,
     RunnableParallel,
@@ -24,6 +23,7 @@ from langchain_core.runnables import (
     RunnableSequence,
     RunnableWithFallbacks,
 )
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 
 from agent_saga_core import CoverageManifest, DeclarationError
@@ -38,7 +38,7 @@ ANYWHERE: Final = "call-id in a graph, else occurrence"
 _HARMLESS: Final = (BaseLanguageModel, BasePromptTemplate, BaseOutputParser, RunnablePassthrough, RunnablePick)
 """What calls no tool: it is handed on."""
 _CONTAINERS: Final[tuple[type[Any], ...]] = (
-    BaseTool, RunnableAssign, RunnableBinding, RunnableBranch, RunnableParallel, RunnableSequence,
+    BaseTool, RunnableAssign, RunnableBindingBase, RunnableBranch, RunnableParallel, RunnableSequence,
     RunnableWithFallbacks,
 )  # fmt: skip
 _KNOWN_MODULES: Final = ("langchain.agents.", "langgraph.pregel.", "langgraph.graph.", "agent_saga_langchain.")
@@ -207,8 +207,8 @@ def _parts(found: Any) -> list[tuple[str, Any]] | None:
     if isinstance(found, RunnableSequence):
         steps = cast("RunnableSequence[Any, Any]", found).steps
         return [(f"step:{n}", step) for n, step in enumerate(steps)]
-    if isinstance(found, RunnableBinding):
-        return [("bound", cast("RunnableBinding[Any, Any]", found).bound)]
+    if isinstance(found, RunnableBindingBase):  # with_config, bind, with_retry
+        return [("bound", cast("RunnableBindingBase[Any, Any]", found).bound)]
     if isinstance(found, RunnableParallel):
         return list(cast("RunnableParallel[Any]", found).steps__.items())
     if isinstance(found, RunnableAssign):

@@ -1,0 +1,404 @@
+"""Runs that are one saga: what they bind, how they suspend, how they end when the model does not stop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, closing
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.tools import StructuredTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+from agent_saga_core import (
+    ActionSemantics,
+    ApprovalRequired,
+    BoundaryRequired,
+    RollbackIncomplete,
+    SagaAborted,
+    SagaStatus,
+    current_saga,
+    list_sagas,
+    read_saga,
+    saga_scope,
+    undo,
+)
+from agent_saga_core.wrapping import REFUSALS
+from agent_saga_langchain import asaga_run, asaga_stream, saga_run, saga_stream, wrap_tool
+from agent_saga_langchain.approvals import ASK, question
+from agent_saga_langchain.pauses import GraphPause, run_ended
+
+C, R, IRREVERSIBLE = ActionSemantics.COMPENSABLE, ActionSemantics.READ_ONLY, ActionSemantics.IRREVERSIBLE
+BY_RESULT = {"semantics": C, "compensate": undo("world.undo", item="result")}
+GO = {"messages": [HumanMessage("go")]}
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.fixture
+def pay(world):
+    @tool
+    def pay(item: str) -> str:
+        """Pay for an item."""
+        world.done.append(item)
+        return item
+
+    return wrap_tool(pay, **BY_RESULT)
+
+
+@pytest.fixture
+def fail(world):
+    @tool
+    def fail(item: str) -> str:
+        """Fail, and say nothing of what happened."""
+        raise RuntimeError("no idea")
+
+    return wrap_tool(fail, **BY_RESULT)
+
+
+class SwallowAll(AgentMiddleware):
+    """Takes even LangGraph's own exceptions for answers."""
+
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        try:
+            return handler(request)
+        except Exception as error:
+            return ToolMessage(str(error), tool_call_id=request.tool_call["id"], status="error")
+
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except Exception as error:
+            return ToolMessage(str(error), tool_call_id=request.tool_call["id"], status="error")
+
+
+def endless(say: Any) -> Any:
+    turns = [("fail", {"item": "x"}, "c0"), *(("pay", {"item": str(n)}, f"c{n}") for n in range(1, 40))]
+    return say(*turns)
+
+
+# --- any runnable
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+def test_a_chain_of_ones_own_is_one_saga(way, world, log, pay):
+    seen: list[Any] = []
+
+    def act(item: str) -> str:
+        seen.append(current_saga())
+        return pay.invoke({"item": item})
+
+    chain = RunnableLambda(act) | RunnableParallel(same=lambda x: x)
+
+    async def main(kind: str) -> Any:
+        if kind == "ainvoke":
+            return await asaga_run(chain, "a", log=log, saga_id="s", metadata={"order": 7})
+        pieces = [piece async for piece in asaga_stream(chain, "a", log=log, saga_id="s", metadata={"order": 7})]
+        return pieces[-1]
+
+    if way == "invoke":
+        result = saga_run(chain, "a", log=log, saga_id="s", metadata={"order": 7})
+    elif way == "stream":
+        result = [*saga_stream(chain, "a", log=log, saga_id="s", metadata={"order": 7})][-1]
+    else:
+        result = asyncio.run(main(way))
+    assert result == {"same": "a"} and world.done == ["a"] and seen[0].id == "s" and current_saga() is None
+    state = read_saga(log, "s")
+    assert (state.status, state.name, state.metadata) == (SagaStatus.COMMITTED, "RunnableSequence", {"order": 7})
+
+
+def test_what_the_run_takes_is_handed_on_and_what_it_is_given_is_unchanged(log, pay, say):
+    class Heard(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.tools: list[Any] = []
+
+        def on_tool_start(self, serialized: Any, text: str, **more: Any) -> None:
+            self.tools.append((serialized["name"], more["tool_call_id"]))
+
+    heard = Heard()
+    config: Any = {"callbacks": [heard], "tags": ["mine"], "configurable": {"thread_id": "t"}}
+    before = {**config, "callbacks": [heard]}
+    agent = create_agent(say(("pay", {"item": "a"}, "c1"), "done"), [pay])
+    result = saga_run(agent, GO, config, log=log, stream_mode="updates")
+    assert [list(piece) for piece in result] == [["model"], ["tools"], ["model"]]
+    assert config == before and heard.tools == [("pay", "c1")], "callbacks hear of each call once"
+
+
+@pytest.mark.promise("no-silent-commit", "no-false-clean")
+def test_a_run_that_raises_is_undone(world, log, pay, say):
+    def act(item: str) -> str:
+        pay.invoke({"item": item})
+        raise KeyError(item)
+
+    with pytest.raises(KeyError) as raised:
+        saga_run(RunnableLambda(act), "a", log=log)
+    assert world.done == world.undone == ["a"] and "ROLLED_BACK, clean" in raised.value.__notes__[-1]
+    for leave in (lambda: closing(saga_stream(RunnableLambda(act), "b", log=log)),):
+        with pytest.raises(KeyError), leave() as stream:
+            next(stream)
+    assert world.standing == []
+
+
+@pytest.mark.promise("no-silent-commit")
+def test_a_stream_that_is_left_is_undone(world, log, pay, say):
+    turns = (("pay", {"item": "a"}, "c1"), ("pay", {"item": "b"}, "c2"), "done")
+    with closing(saga_stream(create_agent(say(*turns), [pay]), GO, log=log)) as stream:
+        assert [list(next(stream)) for _ in range(2)] == [["model"], ["tools"]]
+        assert current_saga() is None and world.done == ["a"]
+    assert world.standing == []
+
+    async def main() -> None:
+        async with aclosing(asaga_stream(create_agent(say(*turns), [pay]), GO, log=log)) as stream:
+            await anext(stream)
+            await anext(stream)
+            assert current_saga() is None
+
+    asyncio.run(main())
+    assert world.done == ["a", "a"] and world.standing == []
+
+
+@pytest.mark.promise("no-unprotected-call")
+def test_tools_named_for_the_run_are_bound_to_it(world, log, pay):
+    import threading
+
+    raised: list[BaseException] = []
+
+    def stray() -> None:
+        try:
+            pay.invoke({"item": "stray"})
+        except BoundaryRequired as error:
+            raised.append(error)
+
+    def act(item: str) -> str:
+        thread = threading.Thread(target=stray)
+        thread.start()
+        thread.join(30)
+        return item
+
+    hidden = [act]  # nothing that a scan of the function's own names would find
+
+    assert saga_run(RunnableLambda(lambda x: hidden[0](x)), "a", log=log, tools=[pay]) == "a"
+    assert len(raised) == 1 and world.done == []
+    pay.invoke({"item": "later"})
+    assert world.done == ["later"]
+
+
+# --- a model that does not stop
+
+
+@pytest.mark.promise("no-silent-commit", "closed-means-closed")
+@pytest.mark.parametrize("way", ["saga_run", "asaga_run", "saga_scope"])
+def test_after_three_refusals_the_run_ends_even_where_every_exception_is_swallowed(way, world, log, pay, fail, say):
+    model = endless(say)
+    handle: list[Any] = [SwallowAll()]
+    if way == "saga_scope":  # without saga_run nothing watches the model: LangGraph's exception has to come through
+        handle = []
+    agent = create_agent(model, [pay, fail], middleware=handle)
+    if way == "saga_scope":
+        from langgraph.prebuilt import ToolNode, create_react_agent
+
+        with pytest.warns(DeprecationWarning):
+            agent = create_react_agent(model, ToolNode([pay, fail], handle_tool_errors=True))
+    with pytest.raises(RollbackIncomplete) as raised:
+        if way == "saga_run":
+            saga_run(agent, GO, log=log, saga_id="s")
+        elif way == "asaga_run":
+            asyncio.run(asaga_run(agent, GO, log=log, saga_id="s"))
+        else:
+            with saga_scope("s", log=log):
+                agent.invoke(GO)
+    assert isinstance(raised.value.__cause__, SagaAborted)
+    assert world.done == []
+    left = sum(1 for _ in model.messages)
+    assert 40 - left == 1 + REFUSALS, "one turn for the failure, one for each refusal"
+
+
+def test_the_last_refusal_passes_through_langgraph_and_is_no_pause():
+    ended = run_ended(SagaAborted("no"))
+    assert isinstance(ended, SagaAborted) and isinstance(ended, GraphBubbleUp)
+    assert not isinstance(ended, GraphPause)
+    assert isinstance(GraphInterrupt(()), GraphPause) and not isinstance(ValueError(), GraphPause)
+
+
+# --- interrupts
+
+
+def gate_tool(world: Any) -> Any:
+    @tool
+    def gate(item: str) -> str:
+        """Ask a person."""
+        world.done.append(f"{item} {interrupt('?')}")
+        return item
+
+    return wrap_tool(gate, **BY_RESULT)
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "custom"])
+def test_an_interrupted_run_is_suspended_and_goes_on(way, world, log, pay, say):
+    saver, gate = InMemorySaver(), gate_tool(world)
+    turns = (("pay", {"item": "a"}, "c1"), ("gate", {"item": "b"}, "c2"), "done")
+    agent = create_agent(say(*turns), [pay, gate], checkpointer=saver)
+
+    def go(given: Any, **scope: Any) -> Any:
+        if way == "invoke":
+            return saga_run(agent, given, THREAD, log=log, saga_id="s", **scope)
+        if way == "ainvoke":
+            return asyncio.run(asaga_run(agent, given, THREAD, log=log, saga_id="s", **scope))
+        if way == "stream":
+            return list(saga_stream(agent, given, THREAD, log=log, saga_id="s", **scope))
+        if way == "custom":  # a mode in which no piece tells of the interrupt
+            return list(saga_stream(agent, given, THREAD, log=log, saga_id="s", stream_mode="custom", **scope))
+
+        async def read() -> list[Any]:
+            return [piece async for piece in asaga_stream(agent, given, THREAD, log=log, saga_id="s", **scope)]
+
+        return asyncio.run(read())
+
+    go(GO, deadline=60.0)
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.SUSPENDED
+    assert [(step.tool, step.status) for step in state.steps] == [("pay", "DONE"), ("gate", "PAUSED")]
+    go(Command(resume="yes"), resume="continue")
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.COMMITTED and world.done == ["a", "b yes"] and world.undone == []
+    assert [step.attempts for step in state.steps] == [1, 1]
+
+
+def test_a_graph_that_stops_before_a_node_is_suspended(world, log, pay, say):
+    agent = create_agent(
+        say(("pay", {"item": "a"}, "c1"), "done"), [pay], checkpointer=InMemorySaver(), interrupt_before=["tools"]
+    )
+    saga_run(agent, GO, THREAD, log=log, saga_id="s")
+    assert read_saga(log, "s").status is SagaStatus.SUSPENDED and world.done == []
+    saga_run(agent, None, THREAD, log=log, saga_id="s", resume="continue")
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.done == ["a"]
+
+
+def test_an_interrupt_inside_of_an_open_saga_is_its_callers(world, log, pay, say):
+    agent = create_agent(say(("gate", {"item": "b"}, "c2"), "done"), [gate_tool(world)], checkpointer=InMemorySaver())
+    with saga_scope("around", log=log) as saga:
+        assert "__interrupt__" in saga_run(agent, GO, THREAD)
+        assert saga.status is SagaStatus.RUNNING
+        saga.suspend("the caller's")
+    assert [head.id if hasattr(head, "id") else head.saga_id for head in list_sagas(log)] == ["around"]
+
+
+@pytest.mark.promise("no-silent-commit")
+def test_an_interrupted_run_that_cannot_commit_is_rolled_back_at_once(world, log, pay, say):
+    @tool
+    def spoil(item: str) -> str:
+        """Spoil the saga and ask."""
+        saga = current_saga()
+        assert saga is not None
+        saga.abort("spoilt")
+        return interrupt("?")
+
+    turns = (("pay", {"item": "a"}, "c1"), ("spoil", {"item": "b"}, "c2"), "done")
+    agent = create_agent(say(*turns), [pay, spoil], checkpointer=InMemorySaver())
+    with pytest.raises(SagaAborted):
+        saga_run(agent, GO, THREAD, log=log, saga_id="s")
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK and world.standing == []
+
+
+def test_control_handed_to_the_graph_around_is_no_failure_of_the_call(world, log):
+    @tool
+    def hand_over(item: str) -> str:
+        """Hand over to the graph around this one."""
+        world.done.append(item)
+        raise ParentCommand(Command(graph=Command.PARENT, goto="elsewhere"))
+
+    wrapped = wrap_tool(hand_over, semantics=C, compensate=undo("world.undo", item="args.item"))
+    visited: list[str] = []
+    inner = StateGraph(MessagesState)
+    inner.add_node("call", lambda state: wrapped.invoke({"item": "a"}))
+    inner.add_edge(START, "call")
+    outer = StateGraph(MessagesState)
+    outer.add_node("inner", inner.compile())
+    outer.add_node("elsewhere", lambda state: visited.append("elsewhere"))
+    outer.add_edge(START, "inner")
+    saga_run(outer.compile(), {"messages": []}, log=log, saga_id="s")
+    state = read_saga(log, "s")
+    assert visited == ["elsewhere"] and state.status is SagaStatus.COMMITTED and state.steps[0].status == "DONE"
+
+
+# --- approvals
+
+
+@pytest.fixture
+def mail(world):
+    def mail(item: str) -> str:
+        """Send a mail."""
+        world.done.append(item)
+        return item
+
+    return wrap_tool(StructuredTool.from_function(mail), semantics=IRREVERSIBLE)
+
+
+@pytest.mark.promise("intent-first")
+def test_somebody_is_asked_before_each_irreversible_call_and_his_answer_counts(world, log, mail, say):
+    asked: list[Any] = []
+
+    def ask(request: Any) -> bool:
+        asked.append(request)
+        return request.args["item"] != "no"
+
+    token = ASK.set(ask)
+    try:
+        agent = create_agent(say(("mail", {"item": "yes"}, "c1"), ("mail", {"item": "yes"}, "c1"), "done"), [mail])
+        saga_run(agent, GO, log=log, approve=lambda request: False)
+        assert world.done == ["yes", "yes"]
+        with pytest.raises(ApprovalRequired):
+            saga_run(create_agent(say(("mail", {"item": "no"}, "c1")), [mail]), GO, log=log, approve=lambda _: True)
+        mail.invoke({"item": "outside"})
+    finally:
+        ASK.reset(token)
+    assert world.done == ["yes", "yes", "outside"] and len(asked) == 3
+    assert len({request.token for request in asked}) == 3 and all(len(request.token) == 32 for request in asked)
+    assert (asked[0].tool, asked[0].args, asked[0].semantics) == ("mail", {"item": "yes"}, IRREVERSIBLE)
+
+
+@pytest.mark.promise("replay-not-rerun")
+def test_the_question_is_asked_again_in_each_execution_with_the_same_token(world, log, mail):
+    tokens: list[str] = []
+
+    def ask(request: Any) -> bool:
+        tokens.append(request.token)
+        return interrupt(request.token) == request.token
+
+    def node(state: Any) -> Any:
+        mail.invoke({"item": "a"})
+        mail.invoke({"item": "a"})
+        mail.invoke({"name": "mail", "args": {"item": "b"}, "id": "c1", "type": "tool_call"})
+        return {}
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", node)
+    built.add_edge(START, "node")
+    run = built.compile(checkpointer=InMemorySaver())
+    token = ASK.set(ask)
+    try:
+        result = saga_run(run, {"messages": []}, THREAD, log=log, saga_id="s")
+        for _ in range(3):
+            answer = result["__interrupt__"][0].value
+            result = saga_run(run, Command(resume=answer), THREAD, log=log, saga_id="s", resume="continue")
+    finally:
+        ASK.reset(token)
+    first, second, third = dict.fromkeys(tokens)
+    assert tokens == [first, first, second, first, second, third, first, second, third]
+    assert world.done == ["a", "a", "b"] and read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
+def test_a_question_about_arguments_that_the_step_refuses_is_not_asked(log, mail):
+    with saga_scope(log=log) as saga:
+        runner = mail.__agent_saga__
+        assert question(runner.spec, saga, {"item": object()}, None) is None
+        one, other = (question(runner.spec, saga, {"item": "a", "password": p}, None) for p in "xy")
+        assert one is not None and "x" not in str(one.args) and other is not None and one.token != other.token
