@@ -22,6 +22,11 @@ import openai_agents_fakes as fakes
 RUN_SYNC, RUN, STREAMED = Entry("run_sync"), Entry("run", is_async=True), Entry("run_streamed", True, True)
 
 
+def _told(context: RunContextWrapper[Any], error: Exception) -> str:
+    # The default formatter keeps exceptions from the model, from 0.24 on.
+    return f"An error occurred while running the tool: {error}"
+
+
 class Harness(AdapterHarness):
     entries = (RUN_SYNC, RUN, STREAMED)
     deferred = {
@@ -39,7 +44,7 @@ class Harness(AdapterHarness):
     }
 
     def tool(self, fn: Callable[..., Any], *, pauses: bool = False) -> FunctionTool:
-        return function_tool(fn, needs_approval=pauses)
+        return function_tool(fn, needs_approval=pauses, failure_error_function=_told)
 
     def wrap(self, tool: Any, **declaration: Any) -> Any:
         return wrap_tool(tool, **declaration)

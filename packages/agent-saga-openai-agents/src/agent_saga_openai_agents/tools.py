@@ -22,7 +22,15 @@ from agents import tool as framework
 from agents.function_schema import function_schema
 from agents.tool_context import ToolContext
 
-from agent_saga_core import ActionSemantics, DeclarationError, Saga, SagaAborted, SagaNotRunning, StepRequest
+from agent_saga_core import (
+    ActionSemantics,
+    BoundaryRequired,
+    DeclarationError,
+    Saga,
+    SagaAborted,
+    SagaNotRunning,
+    StepRequest,
+)
 from agent_saga_core.engine.calls import is_async
 from agent_saga_core.wrapping import REFUSALS, Binding, Declaration, ToolRunner, runner_of
 from agent_saga_openai_agents.adapter import NAME
@@ -34,8 +42,18 @@ T = TypeVar("T")
 Invoke = Callable[[str], Any]
 
 _CONTEXT: Final = "agent_saga_context"
-_refused: ContextVar[list[Exception] | None] = ContextVar("agent_saga_openai_agents_refused", default=None)
-"""Where a call that a saga has refused once too often puts what ends the run."""
+
+
+class _Heard:
+    """What the invoker of a call hears of it, past the framework's formatter."""
+
+    refusal: Exception | None = None
+    """Why the call was refused."""
+    ends = False
+    """Whether that ends the run: its model does not listen."""
+
+
+_refused: ContextVar[_Heard | None] = ContextVar("agent_saga_openai_agents_refused", default=None)
 
 
 def wrap_tool(tool: T, **declaration: Unpack[Declaration]) -> T:
@@ -163,9 +181,7 @@ class _Calls:
         @functools.wraps(self.fn)
         async def step(context: Any, /, *args: Any, **kwargs: Any) -> Any:
             named, invoke = self.bind(context, args, kwargs)
-            if runner.saga() is None and not self.is_async:
-                return await runner.arun(named, lambda key: asyncio.to_thread(invoke, key))
-            return await _step(runner, context, named, invoke)
+            return await _step(runner, context, named, invoke, in_thread=not self.is_async)
 
         first = inspect.Parameter(_CONTEXT, inspect.Parameter.POSITIONAL_ONLY, annotation=ToolContext)
         shown: Any = step
@@ -223,23 +239,22 @@ class _Calls:
             return dict(getattr(self.fn, "__annotations__", {}))
 
 
-async def _step(runner: ToolRunner, context: Any, named: dict[str, Any], invoke: Invoke) -> Any:
+async def _step(
+    runner: ToolRunner, context: Any, named: dict[str, Any], invoke: Invoke, *, in_thread: bool = False
+) -> Any:
     """Make a call as a step of its saga, if it belongs to one."""
-    saga = runner.saga()
-    if saga is None:
-        return await runner.arun(named, invoke)
-    site = site_of(saga, context, runner.spec.tool)
+    saga: Saga | None = None
     try:
+        saga = runner.saga()
+        if saga is None:
+            return await runner.arun(named, (lambda key: asyncio.to_thread(invoke, key)) if in_thread else invoke)
+        site = site_of(saga, context, runner.spec.tool)
         return await runner.arun(named, invoke, site=site, approve=_yes_of_a_person(runner, context))
-    except (SagaAborted, SagaNotRunning) as refusal:
-        _count(saga, refusal)
+    except (SagaAborted, SagaNotRunning, BoundaryRequired) as refusal:
+        heard = _refused.get()
+        if heard is not None:
+            heard.refusal, heard.ends = refusal, saga is not None and saga.refusals >= REFUSALS
         raise
-
-
-def _count(saga: Saga, refusal: Exception) -> None:
-    heard = _refused.get()
-    if heard is not None and saga.refusals >= REFUSALS:
-        heard.append(refusal)
 
 
 def _yes_of_a_person(runner: ToolRunner, context: Any) -> Callable[[StepRequest], bool] | None:
@@ -276,14 +291,18 @@ def _ending(invoker: Any, tool: FunctionTool, runner: ToolRunner) -> Any:
 @functools.cache
 def _ending_type(kind: type[Any]) -> type[Any]:
     async def call(self: Any, ctx: ToolContext[Any], input: str) -> Any:
-        before, heard = _refused.get(), list[Exception]()
+        before, heard = _refused.get(), _Heard()
         _refused.set(heard)
         try:
             answer = await kind.__call__(self, ctx, input)
         finally:
             _refused.set(before)
-        if heard:
-            raise heard[0]
+        if heard.refusal is not None:
+            if heard.ends:
+                raise heard.refusal
+            # From 0.24 on, the default text says nothing of the exception, and asks to try again.
+            if answer == framework.default_tool_error_function(ctx, heard.refusal):
+                return answer if str(heard.refusal) in answer else str(heard.refusal)
         return answer
 
     def bind(self: Any, tool: FunctionTool) -> Any:
