@@ -87,7 +87,7 @@ def faults(name: str, package: str, tree: ast.Module) -> Iterator[str]:
     for target in Imports(package, tree).found:
         root = target.partition(".")[0]
         if root in sys.stdlib_module_names:
-            if root in NEVER:
+            if root in NEVER and part != "testing":  # the test kit tries whether copies of a tool stay wrapped
                 yield f"{name} imports {root}"
         elif root != "agent_saga_core":
             if root not in EVERYWHERE | THIRD_PARTY.get(part, set()):

@@ -19,8 +19,8 @@ from agent_saga_core.testing import Fault, FaultyLog, ManualClock
 
 def test_the_names_of_the_kit_are_the_pinned_ones():
     assert sorted(kit.__all__) == sorted(
-        """Fault FaultyLog Invariants LogConformance ManualClock Probe Proof aprove_rollback prove_rollback
-        verify_invariants""".split()
+        """AdapterConformance AdapterHarness Call Deferred Entry Fault FaultyLog Invariants LogConformance ManualClock
+        Probe Proof Ran Script Turn aprove_rollback prove_rollback verify_invariants""".split()
     )
     assert [name for name in kit.__all__ if not getattr(kit, name).__doc__] == []
 
