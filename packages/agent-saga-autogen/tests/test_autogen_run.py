@@ -211,19 +211,32 @@ async def test_a_run_made_again_gives_back_what_is_recorded(world: Any, log: Any
     assert world.acts == ["book a"] * 2
 
 
-async def test_a_saga_that_goes_on_counts_its_runs_on(world: Any, log: Any, model: Any, by_item: Any) -> None:
+@pytest.mark.parametrize("under", ["asaga_run", "agent.run", "no id"])
+async def test_a_saga_that_goes_on_takes_no_call_for_an_earlier_one(
+    under: str, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
     tool = wrap_tool(world.tool(), **by_item)
 
-    def clerk() -> Any:
-        return model.agent("clerk", [tool], [("0", "book", {"item": "a"})], "booked")
+    async def go(item: str) -> None:
+        agent = model.agent("clerk", [tool], *[[("0", "book", {"item": item})]] * 2, "booked")
+        if under == "asaga_run":
+            await asaga_run(agent, "go")
+        elif under == "agent.run":
+            await agent.run(task="go")
+        else:
+            await tool.run_json({"item": item}, CancellationToken())
 
     async with asyncio.timeout(BOUND):
         async with saga_scope("A", log=log) as saga:
-            await asaga_run(clerk(), "go")
+            await go("a")
             await saga.asuspend("a person is asked")
-        async with saga_scope("A", log=log, resume="continue"):
-            await asaga_run(clerk(), "go")
-    assert world.acts == ["book a", "book a"], "the second run's call was taken for the first one's"
+        for item in "ab":
+            async with saga_scope("A", log=log, resume="continue") as saga:
+                await go(item)
+                if item == "a":
+                    await saga.asuspend("another person is asked")
+    times = 1 if under == "no id" else 2
+    assert world.acts == [f"book {item}" for item in "aab" for _ in range(times)]
 
 
 # --- how a run ends

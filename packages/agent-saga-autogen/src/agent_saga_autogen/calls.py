@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from autogen_core import CancellationToken, MessageHandlerContext
 
@@ -215,12 +215,14 @@ async def make_call(
 
 
 class _Ledger:
-    """Runs and call ids of one saga in this process, counted."""
+    """Runs and call ids of one saga in this process, counted; of one that goes on, from where the log leaves off."""
 
-    def __init__(self, runs: int) -> None:
+    def __init__(self, recorded: Iterable[str]) -> None:
         self.lock = threading.Lock()
-        self.runs = runs
+        self.runs = 0
         self.met: Counter[tuple[str, str, str]] = Counter()
+        for identity in recorded:
+            self._recall(_parts(identity))
 
     def next_run(self) -> int:
         with self.lock:
@@ -238,6 +240,21 @@ class _Ledger:
             number = self.met[scope, tool, call_id]
         return call_id if number == 1 else f"{call_id}#{number}"
 
+    def _recall(self, parts: list[Any]) -> None:
+        match parts:
+            case ["call", str(adapter), str(scope), str(tool), str(call_id)] if adapter == ADAPTER_NAME:
+                self.met[scope, tool, call_id] += 1
+                plain, mark, number = call_id.rpartition("#")
+                if mark and number.isdecimal():
+                    self.met[scope, tool, plain] = max(self.met[scope, tool, plain], int(number))
+            case [_, _, str(adapter), str(scope), *_] if adapter == ADAPTER_NAME:  # a call without an id
+                pass
+            case _:
+                return
+        number = scope.partition("/")[0]
+        if number.isdecimal():
+            self.runs = max(self.runs, int(number))
+
 
 _lock = threading.RLock()
 _ledgers: weakref.WeakKeyDictionary[Run, _Ledger] = weakref.WeakKeyDictionary()
@@ -245,30 +262,29 @@ _open_runs: list[AgentRun] = []
 
 
 def _ledger_of(saga: Saga) -> _Ledger:
-    run = saga._run  # pyright: ignore[reportPrivateUsage]  # one for all savepoints of a saga, and new when it is resumed
+    # One run for all savepoints of a saga, and a new one when it is opened again.
+    run = saga._run  # pyright: ignore[reportPrivateUsage]
     with _lock:
         ledger = _ledgers.get(run)
         if ledger is None:
-            ledger = _ledgers[run] = _Ledger(_recorded_runs(run))
+            ledger = _ledgers[run] = _Ledger(_recorded(run))
         return ledger
 
 
-def _recorded_runs(run: Run) -> int:
-    """How many runs a saga that goes on has had. One that is replayed makes the same runs again."""
+def _recorded(run: Run) -> list[str]:
+    """The identities of the calls that come before those to be made. A body that is replayed makes all of them anew."""
     if run.options.resume != "continue":
-        return 0
+        return []
     with run.lock:
-        identities = [step.identity for step in run.fold.steps]
-    return max((_number_in(json.loads(identity)) for identity in identities), default=0)
+        return [step.identity for step in run.fold.steps]
 
 
-def _number_in(identity: list[object]) -> int:
-    """The run number in a call identity; 0 if it has none."""
-    for adapter, scope in zip(identity[1:3], identity[2:4], strict=False):
-        if adapter == ADAPTER_NAME and isinstance(scope, str):
-            number = scope.partition("/")[0]
-            return int(number) if number.isdecimal() else 0
-    return 0
+def _parts(identity: str) -> list[Any]:
+    try:
+        parts: Any = json.JSONDecoder().raw_decode(identity)[0]  # the number of a counted call stands behind it
+    except ValueError:
+        return []
+    return cast("list[Any]", parts) if isinstance(parts, list) else []
 
 
 def _site(saga: Saga, runner: ToolRunner, token: object, call_id: str | None) -> CallSite:

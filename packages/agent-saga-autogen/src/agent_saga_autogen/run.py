@@ -298,7 +298,7 @@ class _RunStream(AsyncSagaStream[Any]):
         watched, self._watched = self._watched, None
         if watched is not None:
             left = self._pieces.source if self._pieces is not None and not self._pieces.over else None
-            await watched.close(left.aclose if left is not None else None)
+            await watched.close(getattr(left, "aclose", None))
 
 
 class _Pieces:
