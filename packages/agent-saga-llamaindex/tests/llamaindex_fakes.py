@@ -1,7 +1,10 @@
-"""Models that play a script, and a workflow written by hand: what the tests of this package run instead of a provider."""
+"""Models that play a script, a workflow written by hand, and a till: what the tests of this package run."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +16,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.tools import FunctionTool, ToolOutput
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+
+from agent_saga_core import undo
 
 Said = str | list[tuple[str, str, dict[str, Any]]]
 """A text, or calls: (id, tool, arguments)."""
@@ -175,3 +180,60 @@ class Retrying(Loop):
 
     def failed(self, ev: One, error: Exception) -> ToolOutput:
         raise error
+
+
+class Till:
+    """Charges and refunds, and the functions that make them; `on` is called inside of a charge, after its effect."""
+
+    def __init__(self) -> None:
+        self.acts: list[tuple[str, int]] = []
+        self.on: Callable[[int], Any] = lambda _amount: None
+
+    @property
+    def charged(self) -> list[int]:
+        return [amount for act, amount in self.acts if act == "charge"]
+
+    @property
+    def refunded(self) -> list[int]:
+        return [amount for act, amount in self.acts if act == "refund"]
+
+    def refund(self, amount: int) -> None:
+        self.acts.append(("refund", amount))
+
+    def function(self) -> Callable[..., Any]:
+        def charge(amount: int) -> dict[str, Any]:
+            """Charge an amount."""
+            self.acts.append(("charge", amount))
+            self.on(amount)
+            return {"amount": amount}
+
+        return charge
+
+    def afunction(self) -> Callable[..., Any]:
+        async def charge(amount: int) -> dict[str, Any]:
+            """Charge an amount."""
+            self.acts.append(("charge", amount))
+            heard = self.on(amount)
+            if inspect.isawaitable(heard):
+                await heard
+            return {"amount": amount}
+
+        return charge
+
+
+BY_RESULT: dict[str, Any] = {"semantics": "COMPENSABLE", "compensate": undo("till.refund", amount="result.amount")}
+BY_AMOUNT: dict[str, Any] = {
+    "semantics": "COMPENSABLE",
+    "compensate": undo("till.refund", if_absent="forbids", amount="args.amount"),
+}
+
+
+def bounded(test: Callable[..., Any]) -> Callable[..., Any]:
+    """An async test that ends."""
+
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        async with asyncio.timeout(60):
+            await test(*args, **kwargs)
+
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Literal, cast
@@ -24,6 +25,8 @@ from agent_saga_llamaindex.suspended import SuspendedRun, state_of
 from agent_saga_llamaindex.walk import runners_in
 
 __all__ = ["Run", "asaga_run", "saga_run"]
+
+log = logging.getLogger("agent_saga")
 
 
 async def asaga_run(
@@ -277,7 +280,12 @@ class Run:
         """Cancel the run, if it still runs, as LlamaIndex cancels runs."""
         handler = self.running.handler if self.running is not None else None
         if handler is not None and not handler.is_done():
-            await handler.cancel_run()
+            try:
+                await handler.cancel_run()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # a tool's own, for which the run hung: what is to come out is known already
+                log.debug("the cancelled run ended in %s", type(error).__name__)
 
 
 def _name_of(workflow: Any) -> str:

@@ -94,13 +94,13 @@ def _with_functions(tool: FunctionTool, declaration: Declaration) -> FunctionToo
     if inspect.iscoroutinefunction(tool.real_fn):
         wrapped._async_fn = _async_step(runner, async_fn, hidden)
         given = inspect.iscoroutinefunction(fn)
-        wrapped._fn = _async_step(runner, fn, hidden) if given else _blocking(wrapped._async_fn)
+        wrapped._fn = _async_step(runner, fn, hidden) if given else _marked(_blocking(wrapped._async_fn), runner)
     else:
         # A sync function's step is made in the thread that runs it: cancelling whoever waits for that thread leaves it
         # running, and the step with it.
         wrapped._fn = _sync_step(runner, fn, hidden)
         made = getattr(async_fn, "__code__", None) is _THREADED
-        wrapped._async_fn = _threaded(wrapped._fn) if made else _async_step(runner, async_fn, hidden)
+        wrapped._async_fn = _marked(_threaded(wrapped._fn), runner) if made else _async_step(runner, async_fn, hidden)
     _carry(wrapped, runner)
     if runner.takes_key:
         wrapped._metadata = _without_key(tool)
