@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from agent_saga_core.testing import Call, Script
 
+home = os.environ.get("HOME", "")
 with warnings.catch_warnings():
-    # Its import warns ("Cannot set an attribute on 'crewai.rag' ..."), and changes the filters.
+    # Its import warns ("Cannot set an attribute on 'crewai.rag' ..."), changes the filters, and writes into the home.
     warnings.simplefilter("ignore")
+    os.environ["HOME"] = os.environ["CREWAI_STORAGE_DIR"]
     from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
-    from crewai.llms.base_llm import llm_call_context
     from crewai.flow.flow import Flow, listen, start
+    from crewai.llms.base_llm import llm_call_context
     from crewai.tools import BaseTool, tool
     from crewai.tools.base_tool import Tool
     from crewai.tools.tool_failure import ToolFailure, ToolFailurePolicy
@@ -23,11 +26,17 @@ with warnings.catch_warnings():
 
     from agent_saga_crewai import asaga_run, asaga_stream, coverage, saga_run, saga_stream, wrap_tool
 
+    os.environ["HOME"] = home
+
 __all__ = [
     "LLM", "Agent", "BaseTool", "Call", "Crew", "Flow", "Model", "Process", "Script", "Task", "Tool", "ToolFailure",
     "ToolFailurePolicy", "agent_of", "asaga_run", "asaga_stream", "coverage", "crew_of", "listen", "saga_run",
     "saga_stream", "shown_to_the_model", "start", "tool", "wrap_tool",
 ]  # fmt: skip
+
+
+CRASH = "(crash)"
+"""A turn at which the model cannot be reached."""
 
 
 class Model(BaseLLM):
@@ -52,8 +61,8 @@ class Model(BaseLLM):
         with llm_call_context():  # what a streaming crew is told of it
             self._emit_stream_chunk_event(f"heard {len(heard)};", kwargs.get("from_task"), kwargs.get("from_agent"))
         turn = self._script.play(heard)
-        if isinstance(turn, Exception):
-            raise turn
+        if turn == CRASH:
+            raise ConnectionError("the model is down")
         if isinstance(turn, str):
             return turn if self._native else f"Thought: I now know the final answer\nFinal Answer: {turn}"
         if self._native:

@@ -19,16 +19,14 @@ REACT = Entry("react")
 
 def crews() -> Any:
     """The helper beside this file, which imports CrewAI; this file is loaded in another process, too."""
-    name = "agent_saga_crewai_crews"
-    if name not in sys.modules:
-        here = Path(__file__)
-        for file in ("conftest.py", "crews.py"):
-            spec = importlib.util.spec_from_file_location(name, here.with_name(file))
+    for name in ("agent_saga_crewai_conftest", "agent_saga_crewai_crews"):
+        if name not in sys.modules:
+            file = Path(__file__).with_name(f"{name.removeprefix('agent_saga_crewai_')}.py")
+            spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-    return sys.modules[name]
+    return sys.modules["agent_saga_crewai_crews"]
 
 
 class CrewaiHarness(AdapterHarness):

@@ -16,7 +16,7 @@ class Numbers:
     """Which call of its tool in its scope a call is: the lowest number that no other call has.
 
     A call that left nothing gives its number back when the framework is done with it, so that made again it is the next
-    attempt of the same step. Kept for each open scope of this process.
+    attempt of the same step. Kept for each saga that is open in this process.
     """
 
     def __init__(self) -> None:
@@ -92,13 +92,14 @@ def canonical(arguments: object) -> str:
 
 
 _lock = threading.Lock()
-_numbers: WeakKeyDictionary[Saga, Numbers] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[object, Numbers] = WeakKeyDictionary()
 
 
 def numbers_of(saga: Saga) -> Numbers:
-    """The numbers of an open scope."""
+    """The numbers of an open saga, which its savepoints share: an identity says nothing of savepoints."""
+    opened: object = getattr(saga, "_opened", None) or saga
     with _lock:
-        return _numbers.setdefault(saga, Numbers())
+        return _numbers.setdefault(opened, Numbers())
 
 
 def begin_segment(saga: Saga, prefix: str) -> None:

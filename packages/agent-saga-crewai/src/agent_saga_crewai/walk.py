@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from crewai.agents.agent_builder.base_agent import BaseAgent
 from crewai.crew import Crew
 from crewai.flow.flow import Flow
+from crewai.flow.flow_wrappers import FlowMethod
 from crewai.task import Task
 from crewai.tools.base_tool import BaseTool
 from crewai.tools.structured_tool import CrewStructuredTool
@@ -211,15 +212,15 @@ def _coworkers(tool: Any) -> list[Any] | None:
 
 
 def _methods(flow: Any) -> Iterator[tuple[str, Any]]:
-    """The methods that the user's own flow class defines."""
-    names: dict[str, None] = {}
-    for kind in type(flow).__mro__:
-        if kind is Flow or kind.__module__.partition(".")[0] == "crewai":
-            break
-        for name, member in vars(kind).items():
-            if not name.startswith("__") and callable(member):
-                names[name] = None
+    """The steps of a flow, by the wrapper that CrewAI's decorators leave; the whole flow if none is found."""
+    names = {
+        name: None
+        for kind in reversed(type(flow).__mro__)
+        if kind.__module__.partition(".")[0] != "crewai"
+        for name, member in vars(kind).items()
+        if isinstance(member, FlowMethod)
+    }
     for name in names:
-        method = getattr(flow, name, None)
-        if callable(method):
-            yield name, method
+        yield name, getattr(flow, name)
+    if not names:
+        yield "kickoff", flow.kickoff
