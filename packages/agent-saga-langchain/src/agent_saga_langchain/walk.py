@@ -9,9 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
-from langchain_core.language_models import BaseLanguageModel
-from langchain_core.output_parsers import BaseOutputParser
-from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
     Runnable,
     RunnableAssign,
@@ -35,8 +32,6 @@ __all__ = ["coverage", "is_known_node", "runners_in", "tool_node_entries"]
 FRAMEWORK: Final = "langchain"
 IN_GRAPH: Final = "call-id"
 ANYWHERE: Final = "call-id in a graph, else occurrence"
-_HARMLESS: Final = (BaseLanguageModel, BasePromptTemplate, BaseOutputParser, RunnablePassthrough, RunnablePick)
-"""What calls no tool: it is handed on."""
 _CONTAINERS: Final[tuple[type[Any], ...]] = (
     BaseTool, RunnableAssign, RunnableBindingBase, RunnableBranch, RunnableParallel, RunnableSequence,
     RunnableWithFallbacks,
@@ -146,7 +141,7 @@ def is_known_node(node: Any) -> bool:
 
 
 def _runnable(found: Any, path: str) -> Iterator[CoverageEntry]:
-    if isinstance(found, _HARMLESS):
+    if _calls_no_tool(found):
         return
     parts = _parts(found)
     if parts is not None:
@@ -165,6 +160,16 @@ def _runnable(found: Any, path: str) -> Iterator[CoverageEntry]:
         yield opaque(place, "a function, which may call tools that it names nowhere", framework=FRAMEWORK)
         return
     yield opaque(place, f"a runnable of type {type(found).__qualname__}", framework=FRAMEWORK)
+
+
+def _calls_no_tool(found: Any) -> bool:
+    # Prompts bring a YAML parser with them, which those who only run agents need not wait for.
+    from langchain_core.language_models import BaseLanguageModel
+    from langchain_core.output_parsers import BaseOutputParser
+    from langchain_core.prompts import BasePromptTemplate
+
+    kinds = (BaseLanguageModel, BasePromptTemplate, BaseOutputParser, RunnablePassthrough, RunnablePick)
+    return isinstance(found, kinds)
 
 
 # --- what is in what
