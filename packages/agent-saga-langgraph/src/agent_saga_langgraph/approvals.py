@@ -102,12 +102,9 @@ def _read(answer: object) -> tuple[str | None, bool]:
 
 
 def _token(question: Any) -> str:
-    value: object = getattr(question, "value", None) if isinstance(question, Interrupt) else question
-    if isinstance(value, Mapping):
-        asked = cast("Mapping[str, Any]", value)
-        token = asked.get("token")
-        if asked.get("kind") == APPROVAL and isinstance(token, str):
-            return token
-    raise ValueError(
-        f"This does not ask for an approval: {type(value).__name__}. Pass an interrupt of kind {APPROVAL}."
-    )
+    value: Any = question.value if isinstance(question, Interrupt) else question
+    asked: dict[str, Any] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
+    token = asked.get("token")
+    if asked.get("kind") == APPROVAL and isinstance(token, str):
+        return token
+    raise ValueError(f"This does not ask for an approval. Pass an interrupt of kind {APPROVAL!r}, or its value.")
