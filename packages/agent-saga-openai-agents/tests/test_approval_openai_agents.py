@@ -326,7 +326,7 @@ def test_where_the_tool_says_that_nobody_is_to_be_asked_the_sagas_gate_is(
     assert till.lines() == (["charge x"] if answer else []) and status(log) is SagaStatus.COMMITTED
 
 
-def test_a_saga_that_has_refused_calls_does_not_wait_for_a_person(till: Till, log: FileLog) -> None:
+def test_a_saga_that_can_no_longer_commit_does_not_wait_for_a_person(till: Till, log: FileLog) -> None:
     @function_tool
     def give_up() -> str:
         """Make the saga rollback-only."""
@@ -336,9 +336,8 @@ def test_a_saga_that_has_refused_calls_does_not_wait_for_a_person(till: Till, lo
         return "given up"
 
     pay = function_tool(till.charge, name_override="pay", needs_approval=True)
-    book = function_tool(till.charge, name_override="book")
-    tools = [wrap_tool(pay, **REFUND), wrap_tool(book, **REFUND), wrap_tool(give_up, semantics="READ_ONLY")]
-    turns = [[call("c1", "give_up")], [call("c2", "book", what="x")], [call("c3", "pay", what="y")]]
+    tools = [wrap_tool(pay, **REFUND), wrap_tool(give_up, semantics="READ_ONLY")]
+    turns = [[call("c1", "give_up")], [call("c2", "pay", what="y")]]
     with pytest.raises(SagaAborted):
         asyncio.run(asaga_run(agent(tools, *turns), "go", saga_id="s", log=log))
     assert status(log) is SagaStatus.ROLLED_BACK and till.lines() == []

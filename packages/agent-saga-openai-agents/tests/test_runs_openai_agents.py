@@ -258,6 +258,21 @@ def test_runs_in_savepoints_that_are_over_are_told_apart(till: Till, log: Memory
     assert till.lines() == ["charge x"] * 4 and len(statuses(log)) == 4
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_runs_of_a_saga_that_goes_on_are_told_from_those_before(by_hand: bool, till: Till, log: MemoryLog) -> None:
+    async def body(last: bool) -> None:
+        async with saga_scope("s", log=log, resume="continue") as saga:
+            bot = agent([charge_of(till)], [call("call_0", "charge", what="x")])
+            await (Runner.run(bot, "go") if by_hand else asaga_run(bot, "go"))
+            if not last:
+                await saga.asuspend("more to come")
+
+    for number in range(3):
+        asyncio.run(body(number == 2))
+    assert till.lines() == ["charge x"] * 3 and len(statuses(log)) == 3
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
 # --- what lands late
 
 
@@ -420,6 +435,32 @@ def test_a_stream_that_is_closed_while_a_tool_runs_makes_no_further_call(till: T
         asyncio.run(body())
         assert till.lines() == ["charge x", "refund x"] and bot.model.asked == 1
         assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+def test_a_stream_that_is_dropped_halfway_is_rolled_back_by_its_loop(till: Till, log: MemoryLog) -> None:
+    async def body() -> None:
+        run = asaga_stream(agent([charge_of(till)], [call("c1", "charge", what="x")]), "go", saga_id="s", log=log)
+        async for event in run.stream_events():
+            if getattr(event, "name", None) == "tool_output":
+                return
+
+    asyncio.run(body())
+    assert till.lines() == ["charge x", "refund x"]
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+def test_a_stream_inside_of_a_saga_ends_with_that_saga(till: Till, log: MemoryLog) -> None:
+    async def body() -> None:
+        async with saga_scope("s", log=log) as saga:
+            run = asaga_stream(agent([charge_of(till)], [call("c1", "charge", what="x")]), "go")
+            async for _ in run.stream_events():
+                assert current_saga() is saga
+            assert till.lines() == ["charge x"]
+            saga.abort("changed our mind")
+
+    with pytest.raises(SagaAborted):
+        asyncio.run(body())
+    assert till.lines() == ["charge x", "refund x"]
 
 
 def test_a_stream_that_fails_is_rolled_back(till: Till, log: MemoryLog) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 from agents import Agent, RunContextWrapper, Runner, RunResult
 
-from agent_saga_core import Log, Saga, SagaStatus, saga_scope
+from agent_saga_core import Log, Saga, saga_scope
 from agent_saga_core.wrapping import covered
-from agent_saga_openai_agents.sites import Mark, inside, put_mark, runs_of
+from agent_saga_openai_agents.sites import Mark, can_wait, inside, put_mark, runs_of
 from agent_saga_openai_agents.states import aload_state, complete, resumes
 from agent_saga_openai_agents.walk import runners_of
 
@@ -177,10 +177,10 @@ class Prepared:
 def reason_to_wait(saga: Saga, result: Any) -> str:
     """Why the saga is to be suspended after a run: for whose yes it waits. Empty: it is not.
 
-    A saga that has refused calls is not: nothing can become of it, and it is rolled back rather than kept waiting.
+    A saga that can no longer commit is not: it is rolled back rather than kept waiting.
     """
     waiting: list[Any] = getattr(result, "interruptions", None) or []
-    if not waiting or saga.status is not SagaStatus.RUNNING or saga.refusals:
+    if not waiting or not can_wait(saga):
         return ""
     names = sorted({str(getattr(item, "name", None) or "a tool") for item in waiting})
     return f"waiting for approval of {', '.join(names)}"

@@ -8,19 +8,33 @@ every run has tables of its own in its context, shared by the contexts of all it
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from agent_saga_core import Saga
+from agents import RunContextWrapper
+
+from agent_saga_core import Saga, SagaStatus
 from agent_saga_core.wrapping import CallSite
 from agent_saga_openai_agents.adapter import NAME
 
-__all__ = ["TABLES", "Mark", "Runs", "inside", "mark_of", "put_mark", "runs_of", "site_of"]
+__all__ = [
+    "TABLES",
+    "Mark",
+    "Runs",
+    "can_wait",
+    "inside",
+    "mark_of",
+    "put_mark",
+    "runs_of",
+    "site_of",
+    "tells_runs_apart",
+]
 
 TABLES: Final = ("_tool_invocations", "_approvals")
 """Attributes of a run's context that all contexts made from it share, and no other run's."""
@@ -41,13 +55,24 @@ _inside: ContextVar[Mark | None] = ContextVar("agent_saga_openai_agents_run", de
 
 
 class Runs:
-    """The runs of one saga in this process. Safe on any thread."""
+    """The runs of one saga in this process. Safe on any thread.
 
-    def __init__(self) -> None:
+    Args:
+        recorded: The runs that are over: those of earlier processes, if the saga goes on behind them.
+    """
+
+    def __init__(self, recorded: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
         self._count = 0
         self._scopes: dict[int, tuple[object, str]] = {}  # holds the tables, so that no id is used twice
         self._nested: Counter[str] = Counter()
+        for scope in recorded:
+            name, _, number = scope.rpartition("#")
+            run = scope.partition("/")[0].partition(".")[0]
+            if run.isdecimal():
+                self._count = max(self._count, int(run))
+            elif number.isdecimal():  # those with a run around them are told from all others by its number
+                self._nested[name] = max(self._nested[name], int(number))
 
     def begin(self, saga_id: str, context: object, resumed: Mark | None) -> Mark:
         """Number a run that is about to start with this context."""
@@ -86,12 +111,21 @@ _runs: WeakKeyDictionary[object, Runs] = WeakKeyDictionary()
 def runs_of(saga: Saga) -> Runs:
     """The runs of a saga: the same for all its savepoints, and new ones when it is opened again."""
     # Not by the scope: a savepoint's is gone with the savepoint, and the runs in it would be numbered again.
-    opened: object = saga._opened  # pyright: ignore[reportPrivateUsage]
+    opened: Any = saga._opened  # pyright: ignore[reportPrivateUsage]
     with _lock:
         found = _runs.get(opened)
         if found is None:
-            found = _runs[opened] = Runs()
+            found = _runs[opened] = Runs(_recorded(opened))
     return found
+
+
+def _recorded(opened: Any) -> list[str]:
+    """The runs that the log names, where the saga goes on behind them; where its body runs again, it meets them."""
+    if opened.options.resume != "continue":
+        return []
+    with opened.lock:
+        identities = [json.loads(text) for text in opened.fold.by_identity if text.startswith('["call"')]
+    return [parts[2] for parts in identities if len(parts) == 5 and parts[1] == NAME]
 
 
 @contextmanager
@@ -116,6 +150,17 @@ def site_of(saga: Saga, context: Any, tool: str) -> CallSite | None:
         around = _inside.get()
         return CallSite(NAME, scope=str(around.run) if around is not None else "")
     return CallSite(NAME, scope=scope, call_id=call_id)
+
+
+def can_wait(saga: Saga) -> bool:
+    """Whether a saga can be kept waiting for a person: it runs, and may still commit."""
+    opened: Any = saga._opened  # pyright: ignore[reportPrivateUsage]
+    return saga.status is SagaStatus.RUNNING and opened.fold.rollback_only is None
+
+
+def tells_runs_apart() -> bool:
+    """Whether this version of the framework has what runs are told apart by."""
+    return _table(RunContextWrapper(context=None)) is not None
 
 
 def put_mark(target: object, mark: Mark) -> None:

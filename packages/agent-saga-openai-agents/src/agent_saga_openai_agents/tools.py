@@ -24,11 +24,9 @@ from agents.tool_context import ToolContext
 
 from agent_saga_core import (
     ActionSemantics,
-    BoundaryRequired,
     DeclarationError,
     Saga,
-    SagaAborted,
-    SagaNotRunning,
+    SagaError,
     StepRequest,
 )
 from agent_saga_core.engine.calls import is_async
@@ -250,7 +248,7 @@ async def _step(
             return await runner.arun(named, (lambda key: asyncio.to_thread(invoke, key)) if in_thread else invoke)
         site = site_of(saga, context, runner.spec.tool)
         return await runner.arun(named, invoke, site=site, approve=_yes_of_a_person(runner, context))
-    except (SagaAborted, SagaNotRunning, BoundaryRequired) as refusal:
+    except SagaError as refusal:
         heard = _refused.get()
         if heard is not None:
             heard.refusal, heard.ends = refusal, saga is not None and saga.refusals >= REFUSALS

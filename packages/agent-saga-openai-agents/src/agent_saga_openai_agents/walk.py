@@ -12,6 +12,7 @@ from agent_saga_core.coverage import CoverageEntry, CoverageManifest, entry_for,
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.wrapping import ToolRunner, runner_of
 from agent_saga_openai_agents.adapter import NAME
+from agent_saga_openai_agents.sites import tells_runs_apart
 from agent_saga_openai_agents.tools import agent_of, function_of, is_agent_tool
 
 __all__ = ["coverage", "runners_of"]
@@ -99,7 +100,7 @@ class _Walk:
         wrapped = runner_of(tool) is not None
         fn = function_of(tool)
         subject: object = fn if not wrapped and runner_of(fn) is not None else tool
-        identity = "call-id" if wrapped else "occurrence"
+        identity = "call-id" if wrapped and tells_runs_apart() else "occurrence"
         self.entries.append(entry_for(subject, path=path, framework=NAME, identity=identity, name=tool.name))
         runner = runner_of(subject)
         if runner is not None and runner not in self.runners:
