@@ -26,6 +26,7 @@ from autogen_core.tool_agent import ToolAgent, ToolExecutionException
 from autogen_core.tools import FunctionTool
 
 from agent_saga_autogen import asaga_run, asaga_stream, bind, saga_run, wrap_tool
+from agent_saga_autogen.calls import AgentRun
 from agent_saga_core import (
     BoundaryRequired,
     NotApplied,
@@ -435,6 +436,75 @@ async def test_what_goes_on_in_a_runtime_of_the_user_s_is_refused_after_the_end(
             await run
         await runtime.stop_when_idle()
     assert isinstance(stubborn.heard, SagaNotRunning) and world.acts == ["book hold", "undo hold"]
+
+
+async def test_a_call_that_begins_after_its_run_was_cancelled_is_not_made(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    token = CancellationToken()
+
+    async def give_up(item: str) -> str:
+        token.cancel()
+        return item
+
+    tools = [wrap_tool(give_up, semantics="READ_ONLY"), wrap_tool(world.tool(), **by_item)]
+    agent = model.agent("clerk", tools, [("0", "give_up", {"item": "a"}), ("1", "book", {"item": "b"})], "done")
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(asyncio.CancelledError):
+            await asaga_run(model.team(agent), "go", saga_id="A", log=log, cancellation_token=token)
+    assert world.acts == [] and [step.tool for step in read_saga(log, "A").steps] == ["give_up"]
+
+
+async def test_refusals_inside_of_a_step_end_the_run_without_waiting_for_that_step(
+    world: Any, log: Any, model: Any, by_result: Any
+) -> None:
+    async def pay(item: str) -> dict[str, str]:
+        raise ConnectionError("no answer")
+
+    turns: list[Any] = [[("0", "pay", {"item": "a"})], *[[(str(n), "book", {"item": "b"})] for n in range(1, 9)]]
+    inner = model.agent("inner", [wrap_tool(pay, **by_result), wrap_tool(world.tool(), **by_result)], *turns, "so")
+    outer = model.agent("outer", [wrap_tool(AgentTool(inner), semantics="READ_ONLY")],
+                        [("0", "inner", {"task": "pay"})], "done")  # fmt: skip
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(RollbackIncomplete):
+            await asaga_run(outer, "go", saga_id="A", log=log, drain_timeout=10 * BOUND)
+    assert world.acts == []
+
+
+async def test_a_team_whose_model_never_answers_is_ended(world: Any, log: Any, model: Any, by_item: Any) -> None:
+    asked = asyncio.Event()
+
+    class Deaf(type(model.client())):  # type: ignore[misc]
+        """Answers nothing, and pays no heed to cancellation."""
+
+        async def create(self, *_: Any, **__: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+    agent = model.agent("clerk", [wrap_tool(world.tool(), **by_item)], "x")
+    agent._model_client = Deaf([], model_info=agent._model_client.model_info)
+    team = model.team(agent)
+    async with asyncio.timeout(BOUND):
+        run = asyncio.create_task(asaga_run(team, "go", saga_id="A", log=log))
+        await asked.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert not team._runtime._background_tasks and not team._is_running, "something of the team goes on"
+
+
+async def test_a_runtime_belongs_to_one_run(log: Any) -> None:
+    runtime = object()
+    runs = [AgentRun() for _ in range(3)]
+    async with saga_scope(log=log) as saga:
+        runs[0].open(saga, [], [runtime])
+        runs[1].open(saga, [], [runtime])
+        assert (runs[0].runtimes, runs[1].runtimes) == ([runtime], []), "the second run would stop the first one's"
+        runs[0].close()
+        runs[2].open(saga, [], [runtime])
+        assert runs[2].runtimes == [runtime]
+        runs[1].close()
+        runs[2].close()
 
 
 async def test_a_second_run_of_a_running_team_is_refused_and_harms_nothing(

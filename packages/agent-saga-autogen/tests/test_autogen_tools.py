@@ -285,6 +285,23 @@ async def test_a_streamed_call_is_one_step_and_its_result_comes_last(world: Any,
         assert plain == [piece for piece, _ in seen]
 
 
+async def test_a_run_that_reads_the_tool_s_own_stream_is_one_step(log: Any) -> None:
+    class Reading(StreamingTool):
+        async def run(self, args: Args, cancellation_token: CancellationToken) -> Answer:
+            pieces = [piece async for piece in self.run_stream(args, cancellation_token)]
+            return Answer(twice=len(pieces))
+
+        async def run_stream(
+            self, args: Args, cancellation_token: CancellationToken
+        ) -> AsyncGenerator[Count | Answer, None]:
+            yield Count(count=1)
+            yield Answer(twice=1)
+
+    async with saga_scope(log=log) as saga:
+        assert (await call(wrap_tool(Reading(), **READ), number=1)).twice == 2
+        assert len(saga.steps) == 1
+
+
 async def test_a_stream_that_fails_yields_what_it_had_and_raises(log: Any) -> None:
     tool = wrap_tool(StreamingTool(), semantics="COMPENSABLE", compensate=lambda result: None)
     tool.fails = True

@@ -20,8 +20,9 @@ from autogen_core.tools import (
     Workbench,
 )
 
-from agent_saga_autogen import SagaWorkbench, WorkbenchToolFailed, asaga_run, asaga_stream, wrap_tool
+from agent_saga_autogen import SagaWorkbench, WorkbenchToolFailed, asaga_run, asaga_stream, bind, wrap_tool
 from agent_saga_core import DeclarationError, SagaStatus, StepStatus, read_saga, saga_scope, undo
+from agent_saga_core.drive import CURRENT_SAGA
 
 BOUND = 20.0
 
@@ -231,6 +232,22 @@ async def test_what_a_static_workbench_would_not_call_leaves_no_step(world: Any,
             assert saga.steps == ()
             assert not (await workbench.call_tool(name, {"item": "a"}, None, "c")).is_error
             assert len(saga.steps) == 1
+
+
+async def test_what_is_not_declared_is_refused_where_only_the_binding_tells_of_a_saga(
+    world: Any, log: Any, by_item: Any
+) -> None:
+    workbench = SagaWorkbench(Remote(world), {"book": by_item})
+    async with saga_scope(log=log) as saga:
+        with bind(saga, workbench):
+
+            async def lost(name: str) -> ToolResult:
+                CURRENT_SAGA.set(None)
+                return await workbench.call_tool(name, {"item": name})
+
+            assert (await asyncio.create_task(lost("pay"))).is_error
+            assert not (await asyncio.create_task(lost("book"))).is_error
+        assert [step.tool for step in saga.steps] == ["book"] and world.acts == ["book book"]
 
 
 async def test_undeclared_tools_are_called_straight_through_if_that_is_allowed(

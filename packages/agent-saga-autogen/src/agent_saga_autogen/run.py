@@ -287,8 +287,6 @@ class _RunStream(AsyncSagaStream[Any]):
             raise
 
     async def aclose(self) -> None:
-        if self._watched is not None:
-            self._watched.run.stop()
         try:
             await super().aclose()
         finally:
