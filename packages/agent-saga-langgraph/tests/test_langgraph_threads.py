@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from operator import add
 from typing import Annotated, Any, TypedDict
 
@@ -21,16 +22,19 @@ from agent_saga_core import (
     DeclarationError,
     IdempotencyConflict,
     Log,
+    RollbackIncomplete,
     SagaAborted,
     SagaBusy,
     SagaNotFound,
     SagaNotRunning,
     SagaStatus,
+    current_saga,
     list_sagas,
     open_log,
     read_saga,
     recover,
     saga_scope,
+    saga_tool,
 )
 from agent_saga_langgraph import asaga_run, saga_run
 
@@ -483,3 +487,78 @@ def test_a_run_inside_of_a_node_belongs_to_the_run_around_it(till: Till, log: Lo
     assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []
     assert saga_run(graph, Command(resume="yes"), thread(), log=log)["noted"] == ["yes"]
     assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
+
+
+def test_a_savepoint_in_a_node_is_told_by_its_task_too(till: Till, log: Log, saver: Any) -> None:
+    mail, left = saga_tool(**MAIL)(till.mail), [LookupError("once")]
+
+    def node(state: Noted) -> Noted:
+        saga = current_saga()
+        assert saga is not None
+        with saga.savepoint():
+            mail("kept")
+        with suppress(LookupError), saga.savepoint():
+            mail("undone")
+            if left:
+                raise left.pop()
+        return {"noted": [interrupt("sure?")]}
+
+    graph = chain(node, state=Noted, checkpointer=saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    assert till.mailed == ["kept", "undone"] and till.unsent == ["undone"]
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert till.mailed == ["kept", "undone", "undone"] and till.unsent == ["undone"]
+    assert sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_nobody_is_asked_about_a_run_that_is_lost(till: Till, log: Log, saver: Any) -> None:
+    def lose(amount: int) -> None:
+        raise RuntimeError("no answer")
+
+    till.after = lose
+    charge, price = wrapped(till.charge, CHARGE), wrapped(till.set_price, {"semantics": "IRREVERSIBLE"})
+
+    def pay(state: Noted) -> None:
+        with suppress(RuntimeError):
+            charge.invoke({"amount": 1})
+
+    def confirm(state: Noted) -> Noted:
+        with suppress(SagaAborted):
+            price.invoke({"price": 1})
+        return {"noted": [interrupt("sure?")]}
+
+    with pytest.raises(RollbackIncomplete):
+        saga_run(chain(pay, confirm, state=Noted, checkpointer=saver), EMPTY, thread(), log=log)
+    assert till.priced == [] and sagas(log) == [SagaStatus.NEEDS_ATTENTION]
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "sync"), ({"durability": "exit"}, "exit")])
+def test_messages_are_stored_before_their_calls_are_made(
+    given: Any, used: str, till: Till, log: Log, saver: Any
+) -> None:
+    graph, seen = charge_then_ask(till, saver), list[Any]()
+
+    class Seen:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(graph, name)
+
+        def invoke(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append(kwargs)
+            return graph.invoke(*args, **kwargs)
+
+    saga_run(Seen(), EMPTY, thread(), log=log, **given)
+    assert seen == [{"durability": used}]
+    saga_run(graph, Command(resume="yes"), thread(), log=log, **given)
+    assert till.charged == [10] and sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_a_run_that_is_made_again_under_its_id_gives_back_what_its_key_finds(till: Till, log: Log, saver: Any) -> None:
+    charge = wrapped(till.charge, CHARGE, key="args.amount")
+
+    def pay(state: Noted) -> Noted:
+        return {"noted": [charge.invoke({"amount": 10}).id]}
+
+    graph = chain(pay, state=Noted, checkpointer=saver)
+    first = saga_run(graph, EMPTY, thread(), log=log, saga_id="order")
+    assert saga_run(graph, EMPTY, thread("other"), log=log, saga_id="order") == first
+    assert till.charged == [10] and sagas(log) == [SagaStatus.COMMITTED]
