@@ -422,6 +422,15 @@ def test_without_a_checkpointer_a_run_made_again_gives_back_what_was_done(way, w
     assert len(world.done) == 6 and again.status is SagaStatus.COMMITTED and world.undone == []
 
 
+@pytest.mark.promise("replay-not-rerun")
+def test_a_saga_that_goes_on_without_a_checkpointer_makes_calls_that_look_like_former_ones(world, log, pay, say):
+    for n in range(3):
+        with saga_scope("s", log=log, resume="continue") as saga:
+            create_agent(say(("pay", {"item": "a"}, "call_0"), "done"), [pay]).invoke(GO)
+            assert len(saga.steps) == n + 1 and world.done == ["a"] * (n + 1)
+            saga.suspend("more to come")
+
+
 def test_numbers_begin_anew_when_a_saga_is_opened_again(log):
     for _ in range(2):
         with saga_scope("s", log=log) as saga:

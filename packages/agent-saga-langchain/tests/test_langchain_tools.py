@@ -35,6 +35,7 @@ from agent_saga_core import (
     NotApplied,
     SagaAborted,
     SagaStatus,
+    Secret,
     StepStatus,
     call_with,
     current_step,
@@ -630,3 +631,68 @@ def test_a_cancelled_agent_undoes_what_is_done_and_what_still_runs(world, log, s
         ("done", StepStatus.COMPENSATED), ("running", StepStatus.COMPENSATED),
     }  # fmt: skip
     assert recover(log).attention == ()
+
+
+class Twice(StructuredTool):
+    """A subclass that decides itself what a call is."""
+
+    def _run(self, *args: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+        return [super()._run(*args, config=config, **kwargs) for _ in range(2)]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_subclass_that_calls_its_function_twice_is_one_step(way, world, log, intents):
+    wrapped = wrap_tool(Twice.from_function(book, name="twice"), semantics=R)
+
+    async def main() -> Any:
+        async with saga_scope("s", log=log):
+            return await wrapped.ainvoke({"item": "a"})
+
+    if way == "invoke":
+        with saga_scope("s", log=log):
+            result = wrapped.invoke({"item": "a"})
+    else:
+        result = asyncio.run(main())
+    assert result == ["a", "a"] and SEEN == ["a", "a"]
+    assert [(i["tool"], i["args"]) for i in intents("s")] == [("twice", {"item": "a"})]
+
+
+@tool
+def secretly(item: str, pin: Secret[str]) -> str:
+    """Take a secret."""
+    SEEN.append(pin)
+    return item
+
+
+@pytest.mark.promise("secrets-stay-out")
+def test_a_secret_mark_on_a_parameter_counts(world, log, intents):
+    with saga_scope("s", log=log):
+        wrap_tool(secretly, semantics=R).invoke({"item": "a", "pin": "4711"})
+    assert SEEN == ["4711"] and "4711" not in str(intents("s"))
+
+
+def test_a_remote_tool_with_a_json_schema_and_an_artifact(world, log, intents, say):
+    async def remote(**arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        world.done.append("r1")
+        return [{"type": "text", "text": "done"}], {"id": "r1", **arguments}
+
+    made = StructuredTool(
+        name="remote", description="d", args_schema=BOOK_JSON, coroutine=remote, response_format="content_and_artifact"
+    )
+    wrapped = wrap_tool(made, semantics=C, compensate=undo("world.undo", item="result[1].id"))
+
+    async def main() -> None:
+        async with saga_scope("s", log=log) as saga:
+            result = await create_agent(say(("remote", {"item": "a"}, "c"), "done"), [wrapped]).ainvoke(GO)
+            assert result["messages"][-2].artifact == {"id": "r1", "item": "a"}
+            saga.abort("no")
+
+    with pytest.raises(SagaAborted):
+        asyncio.run(main())
+    assert world.standing == [] and intents("s")[0]["args"] == {"item": "a"}
+
+
+def test_a_batch_makes_a_step_of_each_input(world, log):
+    with saga_scope(log=log) as saga:
+        assert wrap_tool(tool(book), semantics=R).batch([{"item": item} for item in "abc"]) == ["a", "b", "c"]
+        assert len(saga.steps) == 3

@@ -115,7 +115,8 @@ def _spelled(saga: Saga, task: Task) -> str:
     Tasks that run at the same time in graphs that were called side by side may swap their numbers in a second run.
     Their calls are then not found again, or refused as a conflict, and the saga is rolled back.
     """
-    parts: list[str] = []
+    before = _numbers_of(saga).before
+    parts = [f"after {before}"] if before else []
     segments = task.namespace.split("|")
     for n, segment in enumerate(segments):
         name, colon, task_id = segment.rpartition(":")
@@ -165,9 +166,14 @@ def told_apart(saga: Saga, site: CallSite | None, tool: str) -> Generator[CallSi
 
 
 class _Numbers:
-    """What one opening of a saga in this process has numbered."""
+    """What one opening of a saga in this process has numbered.
 
-    def __init__(self) -> None:
+    A saga that goes on where it was makes no call again, and may make some that look like former ones: what it numbers
+    begins behind the steps that it had.
+    """
+
+    def __init__(self, before: int) -> None:
+        self.before = before
         self.lock = threading.Lock()
         self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
         self.taken: dict[tuple[Hashable, ...], set[int]] = {}
@@ -180,9 +186,13 @@ _lock = threading.Lock()
 
 def _numbers_of(saga: Saga) -> _Numbers:
     # Savepoints are sagas of their own, and an id may be opened again: the run behind them is what is one opening.
-    opening: object = saga._opened  # pyright: ignore[reportPrivateUsage]
+    opening = saga._run  # pyright: ignore[reportPrivateUsage]
     with _lock:
-        return _openings.setdefault(opening, _Numbers())
+        numbers = _openings.get(opening)
+        if numbers is None:
+            goes_on = opening.options.resume == "continue"
+            numbers = _openings[opening] = _Numbers(len(opening.fold.steps) if goes_on else 0)
+        return numbers
 
 
 def numbered(saga: Saga, key: Hashable, *like: Hashable) -> int:

@@ -162,9 +162,14 @@ def saga_stream(
     run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
 
     def pieces() -> Iterator[Any]:
-        for piece in runnable.stream(input, run.config, **kwargs):
-            run.look(piece)
-            yield piece
+        stream: Any = runnable.stream(input, run.config, **kwargs)
+        try:
+            for piece in stream:
+                run.look(piece)
+                yield piece
+        finally:
+            if hasattr(stream, "close"):
+                stream.close()
 
     def at_end(saga: Saga, _: Any) -> None:
         reason = run.waits(saga, None)
