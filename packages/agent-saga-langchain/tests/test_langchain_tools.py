@@ -637,7 +637,8 @@ class Twice(StructuredTool):
     """A subclass that decides itself what a call is."""
 
     def _run(self, *args: Any, config: RunnableConfig, **kwargs: Any) -> Any:
-        return [super()._run(*args, config=config, **kwargs) for _ in range(2)]
+        run = super()._run
+        return [run(*args, config=config, **kwargs) for _ in range(2)]
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
