@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from agent_saga_core.testing import AdapterConformance, AdapterHarness, Entry, Ran, Script
+from agent_saga_core.testing import AdapterConformance, AdapterHarness, Call, Entry, Ran, Script
 
 REACT = Entry("react")
 
@@ -127,3 +129,33 @@ class TestCrewaiConformance(AdapterConformance):
     @pytest.fixture
     def harness(self) -> CrewaiHarness:
         return CrewaiHarness()
+
+
+def test_a_killed_run_made_again_goes_on_from_what_is_recorded(tmp_path: Path) -> None:
+    """The model of another process makes the same calls: they are the same calls, by their place."""
+    from agent_saga_core import FileLog, read_saga
+    from agent_saga_core.registry import isolated_registry
+    from agent_saga_core.testing.adapters.desk import BY_ITEM, BY_RESULT, Desk
+
+    arguments = ["run", str(tmp_path), str(Path(__file__).resolve()), "CrewaiHarness", "kickoff", "sync"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "agent_saga_core.testing.adapters.child", *arguments],
+        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == b"standing\n"
+        child.kill()
+    harness, desk = CrewaiHarness(), Desk(tmp_path / "desk")
+    assert desk.booked() == ["a", "b"]
+    with isolated_registry(), closing(FileLog(tmp_path / "log")) as log:
+        desk.register()
+        tools = [
+            harness.wrap(harness.tool(desk.function("book")), **BY_RESULT),
+            harness.wrap(harness.tool(desk.function("hold")), **BY_ITEM),
+        ]
+        script = Script([Call("book", {"item": "a"}), Call("hold", {"item": "b"}), "all is booked"])
+        ran = harness.run(harness.entries[0], tools, script, log=log, saga_id="s")
+        steps = read_saga(log, "s").steps
+    assert ran.text == "all is booked" and "a/1" in script.heard[0]
+    assert desk.booked() == ["a", "b", "b"] and desk.standing() == ["a", "b"]
+    assert [(step.tool, step.attempts) for step in steps] == [("book", 1), ("hold", 2)]

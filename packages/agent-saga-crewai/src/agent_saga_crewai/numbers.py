@@ -36,12 +36,11 @@ class Numbers:
                 the same time, and are numbered in the order in which they stand there.
         """
         with self._lock:
-            if turn is None:
+            wanted = (tool, canonical(arguments))
+            if turn is None or not any(_named(call) == wanted for call in turn[2]):  # it is not this message's
                 return self._next(scope, tool)
             places = self._places(scope, *turn)
-            wanted = canonical(arguments)
-            here = [place for place in places if place[0] == scope and place[1] == tool]
-            chosen = next((place for place in here if place[2] == wanted), here[0] if here else None)
+            chosen = next((place for place in places if place[:3] == (scope, *wanted)), None)
             if chosen is None:
                 return self._next(scope, tool)
             places.remove(chosen)

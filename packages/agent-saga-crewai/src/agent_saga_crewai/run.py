@@ -40,8 +40,7 @@ class Run:
         if inspect.iscoroutinefunction(self.method) != is_async:
             fit = "await asaga_run(...)" if not is_async else "saga_run(...)"
             raise TypeError(f"{type(self.owner).__name__}.{self.name} does not run this way. Write {fit} for it.")
-        checkpoint = self.kwargs.get("from_checkpoint")
-        if getattr(checkpoint, "restore_from", None) is not None:
+        if any(getattr(given, "restore_from", None) is not None for given in (*self.args, *self.kwargs.values())):
             raise DeclarationError(
                 "The tools of a crew that is restored from a checkpoint are not wrapped. Restore it first with "
                 f"{type(self.owner).__name__}.from_checkpoint(...), wrap its tools, and run that."
