@@ -161,6 +161,33 @@ def test_a_model_that_does_not_listen_is_stopped_after_three_refusals(till: Till
     assert till.mailed == [] and llm.script.played == 4
 
 
+def test_a_model_that_does_not_listen_is_stopped_where_saga_functions_are_called_in_tools_too(
+    till: Till, log: Log
+) -> None:
+    plain = saga_tool(**MAIL)(till.mail)
+
+    @tool
+    def send(to: str) -> str:
+        """Send a mail."""
+        return plain(to)
+
+    def on_and_on() -> Any:
+        yield call("charge", amount=20)
+        while True:
+            yield call("send", to="a")
+
+    def lose(amount: int) -> None:
+        raise RuntimeError("no answer")
+
+    till.after = lose
+    llm = ScriptedModel(script=Script(on_and_on()))
+    graph = hand_built(llm, [wrapped(till.charge, CHARGE), send], handle_tool_errors=True)
+    with pytest.raises(RollbackIncomplete) as incomplete:
+        saga_run(graph, GO, log=log)
+    assert isinstance(incomplete.value.__cause__, SagaAborted)
+    assert till.mailed == [] and llm.script.played == 4
+
+
 def test_a_refusal_ends_a_run_whose_nodes_swallow_nothing_at_once(till: Till, log: Log) -> None:
     plain = saga_tool(**MAIL)(till.mail)
 

@@ -17,6 +17,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import RunControl
 from langgraph.types import Command, interrupt
 from langgraph_fakes import CHARGE, MAIL, Till, call, chain, hand_built, model, thread, wrapped
+from pydantic import BaseModel, ValidationError
 
 from agent_saga_core import (
     DeclarationError,
@@ -36,7 +37,7 @@ from agent_saga_core import (
     saga_scope,
     saga_tool,
 )
-from agent_saga_langgraph import asaga_run, saga_run
+from agent_saga_langgraph import asaga_run, asaga_stream, saga_run, saga_stream
 
 GO: Any = {"messages": [("user", "go")]}
 
@@ -523,9 +524,11 @@ def test_nobody_is_asked_about_a_run_that_is_lost(till: Till, log: Log, saver: A
             charge.invoke({"amount": 1})
 
     def confirm(state: Noted) -> Noted:
-        with suppress(SagaAborted):
+        try:
             price.invoke({"price": 1})
-        return {"noted": [interrupt("sure?")]}
+        except SagaAborted as refused:
+            return {"noted": [refused, interrupt("sure?")]}
+        raise AssertionError("neither asked for nor refused")
 
     with pytest.raises(RollbackIncomplete):
         saga_run(chain(pay, confirm, state=Noted, checkpointer=saver), EMPTY, thread(), log=log)
@@ -562,3 +565,90 @@ def test_a_run_that_is_made_again_under_its_id_gives_back_what_its_key_finds(til
     first = saga_run(graph, EMPTY, thread(), log=log, saga_id="order")
     assert saga_run(graph, EMPTY, thread("other"), log=log, saga_id="order") == first
     assert till.charged == [10] and sagas(log) == [SagaStatus.COMMITTED]
+
+
+class Point(BaseModel):
+    x: int
+
+
+@pytest.mark.parametrize("way", ["run", "async run", "stream", "async stream"])
+@pytest.mark.parametrize("answer", ["which?", "what?"])
+def test_an_answer_that_the_graph_does_not_take_undoes_nothing(way: str, answer: str, till: Till, log: Log) -> None:
+    charge, mail = wrapped(till.charge, CHARGE), wrapped(till.mail, MAIL)
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+
+    def one(state: Noted) -> Noted:
+        mail.invoke({"to": "one"})
+        return {"noted": [interrupt("one?", response_schema=Point).x]}
+
+    def two(state: Noted) -> Noted:
+        return {"noted": [interrupt("two?")]}
+
+    graph = StateGraph(Noted).add_node(pay).add_node(one).add_node(two)
+    graph.add_edge(START, "pay").add_edge("pay", "one").add_edge("pay", "two")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    asked = {one.value: one.id for one in saga_run(compiled, EMPTY, thread(), log=log)["__interrupt__"]}
+    # Either which question is answered is not said, or the answer does not fit the question's schema.
+    given: Any = Command(resume="yes" if answer == "which?" else {asked["one?"]: "no point"})
+    expected: type[Exception] = RuntimeError if answer == "which?" else ValidationError
+
+    async def read() -> None:
+        async for _ in asaga_stream(compiled, given, thread(), log=log):
+            pass
+
+    with pytest.raises(expected):
+        if way == "run":
+            saga_run(compiled, given, thread(), log=log)
+        elif way == "async run":
+            asyncio.run(asaga_run(compiled, given, thread(), log=log))
+        elif way == "stream":
+            list(saga_stream(compiled, given, thread(), log=log))
+        else:
+            asyncio.run(read())
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == [] and till.unsent == []
+    right: Any = Command(resume={asked["one?"]: {"x": 1}, asked["two?"]: 2})
+    assert saga_run(compiled, right, thread(), log=log)["noted"] == [1, 2]
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["one"]
+
+
+def test_a_command_that_gives_a_finished_thread_more_to_do_is_a_new_saga(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, Command(goto="tell"), thread(), log=log)  # while it waits: the same saga
+    assert [head.saga_id for head in list_sagas(log)] == ["first"] and till.mailed == ["you"]
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.mailed == ["you", "you"]
+    saga_run(graph, Command(goto="tell"), thread(), log=log, saga_id="second")
+    assert sagas(log) == [SagaStatus.COMMITTED] * 2 and till.mailed == ["you"] * 3 and till.charged == [10]
+    assert read_saga(log, "second").metadata["forked_from"] == "first"
+
+
+def test_a_thread_that_cannot_be_read_a_second_time_undoes_nothing(till: Till, log: Log, saver: Any) -> None:
+    graph, reads = charge_then_ask(till, saver), list[Any]()
+    saga_run(graph, EMPTY, thread(), log=log)
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(graph, name)
+
+        def get_state(self, config: Any, *, subgraphs: bool = False) -> Any:
+            reads.append(sagas(log))
+            if len(reads) > 2:
+                raise ConnectionError("the database is away")
+            return graph.get_state(config, subgraphs=subgraphs)
+
+    with pytest.raises(ConnectionError):
+        saga_run(Failing(), Command(resume="yes"), thread(), log=log)
+    assert len(reads) == 3 and sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    assert sagas(log) == [SagaStatus.COMMITTED]
+
+
+def test_a_graph_that_cannot_be_looked_into_undoes_nothing(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    with pytest.raises(DeclarationError, match="no graph and no tool"):
+        saga_run(graph.with_retry(), Command(resume="yes"), thread(), log=log)
+    assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import Any, Literal, cast
 
 from langchain_core.runnables.config import RunnableConfig, merge_configs
-from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
-from langgraph.errors import GraphDrained
+from langgraph import errors
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, GraphResumeEvent
 
 from agent_saga_core import Log, SagaNotRunning, current_saga
 from agent_saga_core.saga import Saga
@@ -28,6 +28,10 @@ __all__ = ["ORPHAN_AFTER", "asaga_run", "asaga_stream", "saga_run", "saga_stream
 
 ORPHAN_AFTER = 3600.0
 """Seconds for which recovery leaves the saga of a dead process to whoever resumes its thread."""
+
+
+IS_INVALID_ANSWER: Callable[[BaseException], bool] = getattr(errors, "is_invalid_resume", lambda _: False)
+"""Whether an exception says that an answer does not fit its question's schema: LangGraph keeps the question open."""
 
 
 def saga_run(
@@ -49,7 +53,8 @@ def saga_run(
 
     New input begins a new saga. `None` and `Command(...)` go on with the one that the thread's last run belongs to,
     which another process may have begun. A run that comes back interrupted leaves its saga suspended. When this raises,
-    what the run did was undone, or `RollbackIncomplete` names what may be left; only `GraphDrained` suspends, too.
+    what the run did was undone, or `RollbackIncomplete` names what may be left. Two exceptions suspend instead, because
+    LangGraph goes on after them: `GraphDrained`, and an answer that the graph does not take.
 
     A checkpoint that the thread has moved past is forked into a saga of its own, which undoes and repeats nothing of
     the one it was forked from.
@@ -93,8 +98,8 @@ def saga_run(
             look(run.check(saga))
             try:
                 result = graph.invoke(input, run.config(saga), **run.kwargs)
-            except GraphDrained:
-                look(run.drained(saga))
+            except Exception as error:
+                look(run.stopped(saga, error))
                 raise
             look(run.ended(saga))
             return result
@@ -128,8 +133,8 @@ async def asaga_run(
                 await alook(run.check(saga))
                 try:
                     result = await graph.ainvoke(input, run.config(saga), **run.kwargs)
-                except GraphDrained:
-                    await alook(run.drained(saga))
+                except Exception as error:
+                    await alook(run.stopped(saga, error))
                     raise
                 await alook(run.ended(saga))
                 return result
@@ -201,8 +206,8 @@ def asaga_stream(
 def _pieces(run: _Run, saga: GraphSaga) -> Iterator[Any]:
     try:
         yield from run.graph.stream(run.input, run.config(saga), **run.kwargs)
-    except GraphDrained:
-        look(run.drained(saga))
+    except Exception as error:
+        look(run.stopped(saga, error))
         raise
 
 
@@ -211,8 +216,8 @@ async def _apieces(run: _Run, saga: GraphSaga) -> AsyncIterator[Any]:
         async with aclosing(run.graph.astream(run.input, run.config(saga), **run.kwargs)) as pieces:
             async for piece in pieces:
                 yield piece
-    except GraphDrained:
-        await alook(run.drained(saga))
+    except Exception as error:
+        await alook(run.stopped(saga, error))
         raise
 
 
@@ -268,13 +273,17 @@ class AsyncGraphStream(AsyncIterator[Any]):
 
 
 class _Watch(GraphCallbackHandler):
-    """Hears whether the graph was interrupted, where no checkpoint tells."""
+    """Hears what no checkpoint tells: whether the graph was interrupted, and whether it has begun to go on."""
 
     def __init__(self) -> None:
         self.interrupted = False
+        self.resumed = False
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         self.interrupted = True
+
+    def on_resume(self, event: GraphResumeEvent) -> None:
+        self.resumed = True
 
 
 class _Opening:
@@ -321,6 +330,7 @@ class _Run:
         self.kwargs = kwargs
         self.stands = Standing(config={})
         self.watch = _Watch()
+        self.runners: list[ToolRunner] = []
 
     def standing(self) -> Look[None]:
         """Find out which saga this run belongs to."""
@@ -329,7 +339,8 @@ class _Run:
             self.kwargs = {"durability": "sync", **self.kwargs}
 
     def scope(self) -> GraphSaga:
-        """The scope, not yet opened."""
+        """The scope, not yet opened. What can be seen of the graph's tools is seen before it is."""
+        self.runners = runners_in(self.graph)
         stands = self.stands
         thread = (stands.thread or {}).get("configurable", {}).get("thread_id")
         named = {"thread_id": str(thread)} if thread is not None else {}
@@ -352,24 +363,24 @@ class _Run:
 
     def binding(self, saga: Saga) -> Any:
         """Bind what can be seen of the graph's tools to the saga."""
-        runners: list[ToolRunner] = runners_in(self.graph)
-        return covered(saga, runners)
+        return covered(saga, self.runners)
 
     def config(self, saga: GraphSaga) -> Any:
         """The config to run with: the saga's id is stored with each checkpoint."""
-        more: RunnableConfig = {"metadata": {"saga_id": saga.id}}
-        if self.stands.thread is None:
-            more["callbacks"] = [self.watch]
+        more: RunnableConfig = {"metadata": {"saga_id": saga.id}, "callbacks": [self.watch]}
         return merge_configs(cast(RunnableConfig, self.stands.config), more)
 
     def check(self, saga: GraphSaga) -> Look[None]:
         """Look at the thread once more, now that nobody else can resume it."""
         if not self.stands.resumes:
             return
-        if (yield from moved(self.graph, self.stands)):
+        try:
+            if (yield from moved(self.graph, self.stands)):
+                raise busy(self.stands)
+        except Exception:  # nothing has run: the saga is left as it was found
             if saga.takes_steps:
-                yield self._suspend(saga, "its thread was taken further by another run")
-            raise busy(self.stands)
+                yield self._suspend(saga, "its thread could not be resumed")
+            raise
 
     def ended(self, saga: GraphSaga) -> Look[None]:
         """Suspend the saga of a run that waits; leave every other to the scope's end."""
@@ -383,10 +394,14 @@ class _Run:
         if at is not None:
             yield self._suspend(saga, f"the graph waits at {', '.join(dict.fromkeys(at))}")
 
-    def drained(self, saga: GraphSaga) -> Look[None]:
-        """Suspend the saga of a run that was asked to stop at its next checkpoint."""
-        if saga.takes_steps and self.stands.thread is not None:
+    def stopped(self, saga: GraphSaga, error: Exception) -> Look[None]:
+        """Suspend the saga of a run that LangGraph has stopped where it may go on; leave others to the scope's end."""
+        if not saga.takes_steps or self.stands.thread is None:
+            return
+        if isinstance(error, errors.GraphDrained):
             yield self._suspend(saga, "the run was drained")
+        elif IS_INVALID_ANSWER(error) or (self.stands.resumes and not self.watch.resumed):
+            yield self._suspend(saga, "the answer was not one that the graph takes")
 
     def _suspend(self, saga: GraphSaga, reason: str) -> Read:
         return Read(

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
 
-from agent_saga_core import ActionSemantics, Saga, StepRequest, saga_scope, values
+from agent_saga_core import ActionSemantics, Saga, saga_scope
 from agent_saga_core.declare import StepSpec
 from agent_saga_core.errors import SagaAborted
 from agent_saga_core.wrapping import REFUSALS, CallSite
+from agent_saga_langchain.approvals import question
 from agent_saga_langchain.pauses import run_ended
-from agent_saga_langchain.places import current_task, ordinal, site_of
+from agent_saga_langchain.places import current_task, site_of
 from agent_saga_langgraph.approvals import Gate
 
 __all__ = ["PAUSES", "GraphSaga", "graph_scope"]
@@ -104,22 +104,10 @@ class GraphSaga(Saga):
             return None
         if self._run.options.approve is not None or not self.takes_steps:
             return None
-        given = {name: value for name, value in args.items() if name != "idempotency_key"}
-        try:
-            encoded = values.encode_args(given, spec.hints)
-        except values.Unstorable:  # the step is refused for that
+        request = question(spec, self, args, site)
+        if request is None:  # the step is refused for its arguments
             return None
-        call = site.call_id if site.call_id is not None else ordinal(self, site.body, "asked", site.scope, spec.tool)
-        parts = [self.id, site.scope, spec.tool, call, values.fingerprint(spec.tool, encoded.data)]
-        answer = self.gate(
-            StepRequest(
-                saga_id=self.id,
-                tool=spec.tool,
-                args=values.display(encoded.data),
-                semantics=spec.semantics,
-                token=sha256(values.json_bytes(parts)).hexdigest()[:32],
-            )
-        )
+        answer = self.gate(request)
         return lambda _: answer
 
     def _heard(self, refused: SagaAborted) -> SagaAborted:

@@ -99,11 +99,15 @@ def stand(
     standing = Standing(config=own, thread=thread, saga_id=saga_id, head=_seen(head))
     if head.metadata is None:
         return standing
-    return (yield from _resumed(graph, head, standing, kept))
+    works = command is not None and command.resume is None
+    return (yield from _resumed(graph, head, standing, kept, works))
 
 
-def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None) -> Look[Standing]:
-    """A run that goes on at the head: with the saga found there, or with a new one where that has ended."""
+def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None, works: bool) -> Look[Standing]:
+    """A run that goes on at the head: with the saga found there, or with a new one where that has ended.
+
+    `works`: the input is a `Command` that is no answer, and gives a finished thread something to do.
+    """
     owner = yield from _unedited(graph, head)
     found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
     if owner is None or not isinstance(found, str):
@@ -115,7 +119,7 @@ def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None) 
     outer = current_saga()
     if outer is None:
         status = yield from _status(kept, found)
-        if edited and status is SagaStatus.COMMITTED:
+        if (edited or works) and status is SagaStatus.COMMITTED:
             return _new(standing, forked=forked)
         if standing.saga_id not in (None, found):
             if status in (SagaStatus.COMMITTED, SagaStatus.ROLLED_BACK):
