@@ -17,7 +17,7 @@ from autogen_agentchat.agents import (
 )
 from autogen_agentchat.base import Handoff, Response
 from autogen_agentchat.messages import TextMessage
-from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
+from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupChat, SelectorGroupChat, Swarm
 from autogen_agentchat.tools import AgentTool, TeamTool
 from autogen_core import AgentId, SingleThreadedAgentRuntime
 from autogen_core.tool_agent import ToolAgent
@@ -160,6 +160,15 @@ def test_code_of_the_user_s_own_is_opaque_and_its_tools_are_inferred(world: Any,
     )
     assert sorted(opaque(team)) == [f"team:{team.name}/agent:own", f"team:{team.name}/selector_func"]
     assert opaque(object()) == ["builtins.object"]
+
+
+def test_conditions_of_a_graph_are_code(world: Any, model: Any, by_item: Any) -> None:
+    one, two = (model.agent(n, [wrap_tool(world.tool(f"of_{n}"), **by_item)], "x") for n in ("one", "two"))
+    graph = DiGraphBuilder()
+    graph.add_node(one).add_node(two).add_edge(one, two, condition=lambda message: bool(message))
+    flow = GraphFlow([one, two], graph.build())
+    assert opaque(flow) == [f"team:{flow.name}/condition:one-two"]
+    assert {entry.tool for entry in coverage(flow).covered} == {"of_one", "of_two"}
 
 
 async def test_tool_agents_lists_and_the_command_line(world: Any, by_item: Any) -> None:

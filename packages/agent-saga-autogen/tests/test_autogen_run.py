@@ -153,6 +153,31 @@ async def test_a_saga_tool_made_into_an_autogen_tool_is_a_step_of_the_run(
     assert books(world, log, "A") == ["a"]
 
 
+async def test_the_tools_of_an_agent_with_code_of_its_own_are_bound(world: Any, log: Any, by_item: Any) -> None:
+    class Careless(BaseChatAgent):
+        """Hands no token on."""
+
+        produced_message_types = (TextMessage,)
+
+        def __init__(self, tools: list[Any]) -> None:
+            super().__init__("careless", "d")
+            self.mine = tools
+
+        async def on_messages(self, messages: Any, cancellation_token: CancellationToken) -> Response:
+            await self.mine[0].run_json({"item": "a"}, CancellationToken(), call_id="0")
+            return Response(chat_message=TextMessage(content="so", source=self.name))
+
+        async def on_reset(self, cancellation_token: CancellationToken) -> None: ...
+
+    runtime = SingleThreadedAgentRuntime()
+    runtime.start()
+    agent = Careless([wrap_tool(world.tool(), **by_item)])
+    async with asyncio.timeout(BOUND):
+        await asaga_run(RoundRobinGroupChat([agent], runtime=runtime, max_turns=1), "go", saga_id="A", log=log)
+        await runtime.stop()
+    assert books(world, log, "A") == ["a"]
+
+
 async def test_a_run_in_a_saga_on_a_runtime_of_that_saga_is_a_savepoint(
     world: Any, log: Any, model: Any, by_item: Any
 ) -> None:

@@ -8,7 +8,7 @@ import copy
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 from autogen_agentchat.tools import AgentTool
@@ -260,10 +260,22 @@ async def test_models_are_recorded_by_field_and_secrets_are_not(log: Any) -> Non
         async def run(self, args: Marked, cancellation_token: CancellationToken) -> Answer:
             return Answer(twice=len(args.word))
 
+    def spell(word: Annotated[str, "the word", get_args(Secret[str])[1]]) -> int:
+        return len(word)
+
     async with saga_scope("s", log=log):
+        assert await call(wrap_tool(spell, **READ), word="open sesame") == 11
         assert (await call(wrap_tool(PlainTool(), **READ), number=3, token="open sesame")).twice == 6
         assert (await call(wrap_tool(MarkedTool(), **READ), number=3, word="open sesame")).twice == 11
     assert "open sesame" not in repr([record.data for record in log.read("s")])
+
+
+def test_autogen_takes_no_secret_in_the_signature_of_a_function() -> None:
+    def spell(word: Secret[str]) -> int:
+        return len(word)
+
+    with pytest.raises(ValueError, match="Invalid description"):
+        FunctionTool(spell, "d")
 
 
 async def test_a_step_is_around_a_run_json_that_never_calls_run(log: Any) -> None:

@@ -13,9 +13,13 @@ from autogen_core.tools import BaseTool, StaticWorkbench, Workbench
 
 from agent_saga_autogen.tools import function_in
 from agent_saga_autogen.workbench import SagaWorkbench
+from agent_saga_core.coverage import reach
 from agent_saga_core.wrapping import ToolRunner, runner_of
 
 __all__ = ["Seen", "idle_runtimes", "runners_in", "walk"]
+
+
+CHOOSES = "it chooses speakers by code of yours"
 
 
 class Seen(NamedTuple):
@@ -34,15 +38,24 @@ def walk(found: object) -> Iterator[Seen]:
 
 
 def runners_in(found: object) -> list[ToolRunner]:
-    """The wrapped tools that can be seen of it: of tools, of saga tools made into tools, and of workbenches."""
+    """The wrapped tools that can be seen of it: tools, saga tools made into tools, those of workbenches and in code."""
     runners: dict[int, ToolRunner] = {}
     for seen in walk(found):
-        if seen.kind == "workbench":
-            held = list(cast(SagaWorkbench, seen.found).runners.values())
-        else:
-            held = [runner for runner in (runner_of(seen.found), runner_of(function_in(seen.found))) if runner]
-        runners.update((id(runner), runner) for runner in held)
+        runners.update((id(runner), runner) for runner in _held(seen))
     return list(runners.values())
+
+
+def _held(seen: Seen) -> Iterator[ToolRunner]:
+    if seen.kind == "workbench":
+        yield from cast(SagaWorkbench, seen.found).runners.values()
+        return
+    near: list[object] = [found for _, found in reach(seen.found)] if seen.kind == "code" else [seen.found]
+    for found in near:
+        if isinstance(found, SagaWorkbench):
+            yield from found.runners.values()
+        for runner in (runner_of(found), runner_of(function_in(found))):
+            if runner is not None:
+                yield runner
 
 
 def idle_runtimes(found: object) -> list[Any]:
@@ -117,7 +130,9 @@ class _Walk:
                 yield from self.any(here, participant)
         for attribute in ("_selector_func", "_candidate_func"):
             if (function := getattr(team, attribute, None)) is not None:
-                yield Seen(_join(here, attribute.lstrip("_")), "code", function, "it chooses speakers by code of yours")
+                yield Seen(_join(here, attribute.lstrip("_")), "code", function, CHOOSES)
+        for name, condition in _conditions(team):
+            yield Seen(_join(here, f"condition:{name}"), "code", condition, CHOOSES)
 
     def agent(self, path: str, agent: Any) -> Iterator[Seen]:
         here = _join(path, f"agent:{agent.name}")
@@ -151,6 +166,16 @@ class _Walk:
             own = [name for name in ("on_messages", "on_messages_stream") if _own(agent, name)]
             for name in own:
                 yield Seen(_join(here, name), "code", getattr(agent, name), f"{type(agent).__name__} overrides it")
+
+
+def _conditions(team: Any) -> Iterator[tuple[str, Any]]:
+    """The functions of a `GraphFlow` that say which edges are taken."""
+    nodes: Mapping[str, Any] = getattr(getattr(team, "_graph", None), "nodes", {})
+    for name, node in nodes.items():
+        for edge in node.edges:
+            function = getattr(edge, "condition_function", None)
+            if function is not None:
+                yield f"{name}-{edge.target}", function
 
 
 def _own(agent: Any, method: str) -> bool:
