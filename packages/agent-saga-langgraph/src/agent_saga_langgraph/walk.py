@@ -60,20 +60,26 @@ def coverage(found: Any) -> CoverageManifest:
     return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entry(spot) for spot in _spots(found)))
 
 
-_runners: WeakKeyDictionary[object, list[ToolRunner]] = WeakKeyDictionary()
+_runners: WeakKeyDictionary[Pregel[Any, Any, Any, Any], list[ToolRunner]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def runners_in(graph: object) -> list[ToolRunner]:
-    """What the wrapped tools in a graph carry. A graph is walked once."""
+    """What the wrapped tools in a graph carry. A compiled graph is walked once.
+
+    Raises:
+        DeclarationError: It is no graph.
+    """
     with _lock:
-        known = _runners.get(graph)
+        known = _runners.get(graph) if isinstance(graph, Pregel) else None
     if known is not None:
         return known
     found = [runner_of(spot.tool) for spot in _spots(graph) if spot.tool is not None]
     runners = list(dict.fromkeys(runner for runner in found if runner is not None))
-    with _lock:
-        return _runners.setdefault(graph, runners)
+    if isinstance(graph, Pregel):
+        with _lock:
+            _runners[graph] = runners
+    return runners
 
 
 def _entry(spot: _Spot) -> CoverageEntry:
