@@ -36,7 +36,7 @@ from agent_saga_core import (
     saga_scope,
     saga_tool,
 )
-from agent_saga_llamaindex import SuspendedRun, asaga_run, asaga_stream, wrap_tool
+from agent_saga_llamaindex import SuspendedRun, asaga_run, asaga_stream, sites, wrap_tool
 from agent_saga_llamaindex import inside as internals
 
 YES = HumanResponseEvent(response="yes")
@@ -397,50 +397,31 @@ async def test_two_runs_at_once_in_one_saga_are_told_apart(till: Till, log: Memo
 
 
 @bounded
-async def test_without_work_items_a_step_is_known_by_its_event(
+async def test_where_runs_or_their_work_cannot_be_told_apart_calls_are_refused(
     till: Till, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = internals.step_here
-    known: dict[int, Any] = {}
+    charge = tool_of(till)
+
+    async def body(_ctx: Context) -> Any:
+        return await charge.acall(amount=1)
 
     def less() -> Any:
-        found = told()
-        if found is None:
-            return None
+        found = internals.step_here()
         state = SimpleNamespace(step_name=found.state.step_name)
-        return known.setdefault(id(found), (found, SimpleNamespace(event=found.event, state=state)))[1]
+        return SimpleNamespace(event=found.event, state=state)
 
-    from agent_saga_llamaindex import run, sites
-
-    monkeypatch.setattr(sites, "step_here", less)
-    monkeypatch.setattr(run, "names_work", lambda: False)
-    charge = saga_tool(**BY_RESULT)(till.function())
-
-    async def body(ctx: Context) -> Any:
-        made = charge(1)
-        await wait(ctx)
-        return made
-
-    assert await answered(OneStep(body), saga_id="s", log=log) == {"amount": 1} and till.charged == [1]
-    said = [call("charge", amount=1)] * 2
-    await asaga_run(agent([tool_of(till)], saying(*said)), "go", saga_id="t", log=log)
-    assert till.charged == [1, 1, 1], "two equal calls are two"
-    waiting = await asaga_run(OneStep(body), saga_id="u", log=log)
-    with pytest.raises(DeclarationError, match="llama-index-workflows"):
-        await asaga_run(OneStep(body), waiting, YES, log=log)
-
-
-@bounded
-async def test_where_runs_cannot_be_told_apart_calls_are_counted(
-    till: Till, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from agent_saga_llamaindex import sites
-
-    monkeypatch.setattr(sites, "run_here", lambda: None)
-    said = [call("charge", amount=1)] * 2
-    for _ in range(2):
-        await asaga_run(agent([tool_of(till)], saying(*said)), "go", saga_id="s", log=log)
-        assert till.charged == [1, 1], "two equal calls are two, and a run from its top meets them"
+    for name, told in (("run_here", lambda: None), ("step_here", less)):
+        with monkeypatch.context() as patched, pytest.raises(BoundaryRequired, match="llama-index-workflows"):
+            patched.setattr(sites, name, told)
+            async with saga_scope(log=log):
+                await OneStep(body).run()
+    monkeypatch.setattr(internals, "_found", lambda _name: None)
+    assert not internals.names_work() and internals.step_here() is None
+    for start in (asaga_run, asaga_stream):
+        with pytest.raises(DeclarationError, match="llama-index-workflows"):
+            running: Any = start(OneStep(body), log=log)
+            await running
+    assert till.charged == []
 
 
 def test_a_thread_that_lost_everything_is_refused(till: Till, log: MemoryLog) -> None:

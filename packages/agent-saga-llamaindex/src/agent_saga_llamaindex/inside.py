@@ -1,6 +1,6 @@
 """What LlamaIndex's workflows keep to themselves and this adapter reads, each looked for where it is.
 
-Where one of them is gone, less is known, and nothing is guessed: `sites` says what that comes to.
+Where one of them is gone, calls are refused: a step that is run again could not be told from a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from typing import Any
 
 from workflows import Context
 
-__all__ = ["INTERRUPTS", "names_work", "run_here", "step_here"]
+__all__ = ["INTERRUPTS", "UNTOLD", "names_work", "run_here", "step_here"]
+
+UNTOLD = (
+    "these workflows do not tell what their steps work on. "
+    "Install llama-index-workflows>=2.24, or the newest that this adapter is tested with."
+)
 
 
 def _found(name: str) -> Any:
@@ -40,5 +45,7 @@ def run_here() -> str | None:
 
 
 def names_work() -> bool:
-    """Whether the workflows number the work of a run, and store the numbers with its context."""
-    return "work_item_id" in getattr(_found("StepWorkerState"), "__dataclass_fields__", {})
+    """Whether the workflows number the work of a run, store the numbers with its context, and tell them in a step."""
+    fields = getattr(_found("StepWorkerState"), "__dataclass_fields__", {})
+    told = _found("StepWorkerStateContextVar") is not None and hasattr(Context, "get_step_context")
+    return told and "work_item_id" in fields

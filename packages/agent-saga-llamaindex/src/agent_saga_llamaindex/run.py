@@ -18,7 +18,7 @@ from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import covered
-from agent_saga_llamaindex.inside import names_work
+from agent_saga_llamaindex.inside import UNTOLD, names_work
 from agent_saga_llamaindex.sited import SitedSaga
 from agent_saga_llamaindex.sites import HERE, RunScope, label_for
 from agent_saga_llamaindex.suspended import SuspendedRun, state_of
@@ -73,7 +73,8 @@ async def asaga_run(
         SagaAborted: The run ended, and its saga could not commit.
         RollbackIncomplete: Something may be left, and is named.
         SagaBusy: Somebody else owns the saga; or the run waits for a person inside of a tool's call.
-        DeclarationError: A suspended run is given with something else than events.
+        DeclarationError: A suspended run is given with something else than events; or the installed workflows are
+            too old, or too new, to tell one call from another.
     """
     if on_wait not in ("suspend", "wait"):
         raise ValueError('on_wait is "suspend" or "wait".')
@@ -138,6 +139,8 @@ class Run:
         self.args = args
         self.kwargs = kwargs
         self.saga_id = saga_id
+        if not names_work():
+            raise DeclarationError(f"A run cannot be a saga: {UNTOLD}")
         self.state = state_of(args[0]) if args else None
         self.answers: list[Any] = []
         self.asked: list[Event] = []
@@ -157,11 +160,6 @@ class Run:
             )
         if self.saga_id not in (None, state["saga_id"]):
             raise DeclarationError(f"The suspended run belongs to saga {state['saga_id']!r}. Leave saga_id= out.")
-        if not names_work():
-            raise DeclarationError(
-                "These workflows do not number their work, so that calls made before the run was suspended could not "
-                "be told from new ones. Install llama-index-workflows>=2.24."
-            )
         self.saga_id = state["saga_id"]
 
     def scope(

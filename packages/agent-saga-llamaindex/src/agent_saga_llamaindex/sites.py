@@ -17,14 +17,13 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from workflows.events import Event
 from workflows.handler import WorkflowHandler
 
 from agent_saga_core import current_step
 from agent_saga_core.errors import BoundaryRequired
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import REFUSALS, CallSite
-from agent_saga_llamaindex.inside import run_here, step_here
+from agent_saga_llamaindex.inside import UNTOLD, run_here, step_here
 
 __all__ = ["ADAPTER", "HERE", "RunScope", "label_for", "site_of"]
 
@@ -53,7 +52,6 @@ class Book:
         self._lock = threading.Lock()
         self._counts: dict[Hashable, int] = {}
         self._labels: dict[str, str] = {}
-        self._events: dict[str, list[Event]] = {}
 
     def next(self, *key: Hashable) -> int:
         """Count, from 1."""
@@ -68,16 +66,6 @@ class Book:
                 number = self._counts[base, body] = self._counts.get((base, body), 0) + 1
                 self._labels[run_id] = f"{base}.{number}"
             return self._labels[run_id]
-
-    def place_of(self, event: Event, scope: str) -> int:
-        """Which of the events of a step this one is; a step that runs again is handed the same object."""
-        with self._lock:
-            seen = self._events.setdefault(scope, [])
-            for place, known in enumerate(seen):
-                if known is event:
-                    return place
-            seen.append(event)
-            return len(seen) - 1
 
 
 class RunScope:
@@ -139,8 +127,7 @@ def label_for(saga: Saga) -> str:
     """What a run is called that is about to be started here. Repeated where the code around it is run again."""
     around, step, book = HERE.get(), step_here(), book_of(saga)
     if around is not None and step is not None and around.saga.same_as(saga):
-        outer = _label_here(saga, book, "asaga_run") or around.label
-        base = f"{outer}/{_work(step, outer, book)}"
+        base = f"{_label_here(saga, book, 'asaga_run')}/{_work(step, 'asaga_run')}"
         return f"{base}.{book.next('run', base, Same(step))}"
     current = current_step()
     if current is not None:
@@ -151,31 +138,28 @@ def label_for(saga: Saga) -> str:
 
 
 def site_of(saga: Saga, tool: str) -> CallSite | None:
-    """Where a call of a tool is made: in a step of a workflow, else nowhere that LlamaIndex could tell.
+    """Where a call of a tool is made: None outside of a workflow's steps.
 
     The call that an agent's own step makes for its model is the only one of its tool in that step's work, and needs no
     counting. The model's id of it is not used: a ReAct agent draws a new one whenever it reads the same text.
 
     Raises:
-        BoundaryRequired: The saga goes on from another process, and this run was not started by the adapter.
+        BoundaryRequired: Which run, or which of its work, makes the call cannot be told.
     """
-    step, book = step_here(), book_of(saga)
-    label = _label_here(saga, book, tool) if step is not None else None
-    if step is None or label is None:
-        around = HERE.get()
-        known = around is not None and around.saga.same_as(saga)
-        return CallSite(ADAPTER, around.label) if known and around is not None else None
-    scope = f"{label}/{_work(step, label, book)}"
+    step = step_here()
+    if step is None:
+        return None
+    scope = f"{_label_here(saga, book_of(saga), tool)}/{_work(step, tool)}"
     if _made_for_model(step.event, tool):
         return CallSite(ADAPTER, scope, call_id="call")
     return CallSite(ADAPTER, scope, body=Same(step))
 
 
-def _label_here(saga: Saga, book: Book, tool: str) -> str | None:
-    """The label of the run that the code belongs to; None where LlamaIndex does not tell one run from another."""
+def _label_here(saga: Saga, book: Book, tool: str) -> str:
+    """The label of the run that the code belongs to."""
     around, run_id = HERE.get(), run_here()
     if run_id is None:
-        return None
+        raise BoundaryRequired(f"{tool!r}: {UNTOLD}")
     announced = around is not None and around.saga.same_as(saga)
     if announced and around is not None and around.handler is not None and run_id == around.handler.run_id:
         return around.label
@@ -190,13 +174,12 @@ def _label_here(saga: Saga, book: Book, tool: str) -> str | None:
     return book.label_of(run_id, base, Same(current))
 
 
-def _work(step: Any, label: str, book: Book) -> str:
+def _work(step: Any, tool: str) -> str:
     """The step, and the work item that it runs for."""
-    state = step.state
-    item = getattr(state, "work_item_id", None)
+    item = getattr(step.state, "work_item_id", None)
     if item is None:
-        item = f"event_{book.place_of(step.event, f'{label}/{state.step_name}')}"
-    return f"{state.step_name}/{item}"
+        raise BoundaryRequired(f"{tool!r}: {UNTOLD}")
+    return f"{step.state.step_name}/{item}"
 
 
 def _made_for_model(event: object, tool: str) -> bool:

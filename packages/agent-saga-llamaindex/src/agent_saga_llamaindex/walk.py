@@ -35,26 +35,26 @@ def coverage(found: object) -> CoverageManifest:
 def runners_in(workflow: object) -> list[ToolRunner]:
     """The wrapped tools that can be seen in what is about to run."""
     runners = (runner_of(tool) for tool in _tools_in(workflow))
-    return [runner for runner in runners if runner is not None]
+    return list(dict.fromkeys(runner for runner in runners if runner is not None))
 
 
 def _entries(found: object, at: str) -> Iterator[CoverageEntry]:
     if isinstance(found, list | tuple):
         for n, item in enumerate(cast("Iterable[object]", found)):
-            yield from _entries(item, f"{at}{n}/" if isinstance(item, Workflow) else at)
+            bare = isinstance(item, Workflow) and not isinstance(item, BaseWorkflowAgent)
+            yield from _entries(item, f"{at}{n}/" if bare else at)
     elif isinstance(found, AgentWorkflow):
-        for name, agent in found.agents.items():
-            yield from _entries(agent, f"{at}agent:{name}/")
+        for agent in found.agents.values():
+            yield from _entries(agent, at)
         yield from _steps(found, at)
     elif isinstance(found, BaseWorkflowAgent):
-        yield from _of_agent(found, at)
-        yield from _steps(found, at)
+        yield from _of_agent(found, f"{at}agent:{found.name}/")
     elif isinstance(found, Workflow):
         yield from _steps(found, at)
     elif isinstance(found, BaseTool):
-        yield _of_tool(found, f"{at}tool:{_name(found)}")
+        yield _of_tool(found, f"{at}tools/{_name(found)}")
     elif runner_of(found) is not None:
-        yield entry_for(found, path=f"{at}tool:{_name(found)}", framework=ADAPTER, identity=_identity())
+        yield entry_for(found, path=f"{at}tools/{_name(found)}", framework=ADAPTER, identity=_identity())
     else:
         yield opaque(f"{at}{type(found).__name__}", "it is no tool, agent or workflow of LlamaIndex", framework=ADAPTER)
 
@@ -67,9 +67,12 @@ def _of_agent(agent: BaseWorkflowAgent, at: str) -> Iterator[CoverageEntry]:
     if isinstance(agent, CodeActAgent):
         yield opaque(f"{at}code_execute_fn", "it runs code that the model writes", framework=ADAPTER)
     if agent.structured_output_fn is not None:
-        yield from _of_code(agent.structured_output_fn, f"{at}structured_output_fn", "it is a function of the user's")
+        yield from _of_code(
+            agent.structured_output_fn, f"{at}structured_output_fn", "it is a function of the user's", set()
+        )
     if not _is_llamaindex(type(agent)):
         yield opaque(f"{at}class:{type(agent).__name__}", "what it overrides may call tools itself", framework=ADAPTER)
+    yield from _steps(agent, at)
 
 
 def _listed(agent: BaseWorkflowAgent) -> Iterable[object]:
@@ -80,13 +83,18 @@ def _steps(workflow: Workflow, at: str) -> Iterator[CoverageEntry]:
     steps = _steps_of(workflow)
     if not steps:
         yield opaque(f"{at}steps", "its steps cannot be listed", framework=ADAPTER)
+    seen: set[int] = set()
     for name, step in steps.items():
         if not _is_llamaindex(step):
-            yield from _of_code(step, f"{at}step:{name}", "a step's body calls what it likes")
+            yield from _of_code(step, f"{at}step:{name}", "a step's body calls what it likes", seen)
 
 
-def _of_code(code: Callable[..., Any], path: str, why: str) -> Iterator[CoverageEntry]:
+def _of_code(code: Callable[..., Any], path: str, why: str, seen: set[int]) -> Iterator[CoverageEntry]:
+    """A place with code in it, and the tools that it reaches, but for those that were `seen` before."""
     for way, tool in _reached(code):
+        if id(tool) in seen:
+            continue
+        seen.add(id(tool))
         name = _name(tool)
         if isinstance(tool, BaseTool):
             yield _of_tool(tool, f"{path}/{way}", inferred=True)
