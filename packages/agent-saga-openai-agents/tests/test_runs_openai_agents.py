@@ -20,6 +20,7 @@ from agents import (
     RunContextWrapper,
     RunHooks,
     Runner,
+    RunResultStreaming,
     SQLiteSession,
     ToolTimeoutError,
     UserError,
@@ -435,6 +436,23 @@ def test_a_stream_that_is_closed_while_a_tool_runs_makes_no_further_call(till: T
         asyncio.run(body())
         assert till.lines() == ["charge x", "refund x"] and bot.model.asked == 1
         assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+def test_a_run_that_failed_without_a_word_in_its_stream_is_rolled_back(
+    till: Till, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework says that its stream may end normally although the run has failed."""
+    assert isinstance(RunResultStreaming.run_loop_exception, property)
+    monkeypatch.setattr(RunResultStreaming, "run_loop_exception", property(lambda self: NoMoney("silently")))
+
+    async def body() -> None:
+        run = asaga_stream(agent([charge_of(till)], [call("c1", "charge", what="x")]), "go", saga_id="s", log=log)
+        async for _ in run.stream_events():
+            pass
+
+    with pytest.raises(NoMoney):
+        asyncio.run(body())
+    assert till.lines() == ["charge x", "refund x"]
 
 
 def test_a_stream_that_is_dropped_halfway_is_rolled_back_by_its_loop(till: Till, log: MemoryLog) -> None:

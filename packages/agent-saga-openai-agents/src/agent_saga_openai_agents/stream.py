@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Any, Literal, Self, Unpack
 
@@ -139,6 +138,3 @@ class _Events(AsyncIterator[StreamEvent]):
         closing = getattr(self._events, "aclose", None)
         if closing is not None:
             await closing()
-        task = self._result.run_loop_task
-        if task is not None and not task.done():
-            await asyncio.wait({task})
