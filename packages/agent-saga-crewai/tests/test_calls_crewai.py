@@ -308,32 +308,40 @@ def test_async_tasks_keep_their_own_calls(crews: ModuleType, done: Done, log: Fi
     assert sorted(done) == [("pay", 1), ("pay", 2)] and heard[0] == heard[1]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_crew_for_each_input_is_one_saga(crews: ModuleType, done: Done, log: FileLog, is_async: bool) -> None:
-    """Copies of the crew share keys and tools; their inputs tell them apart."""
-
-    def run(saga_id: str, *turns: Any) -> Any:
-        script = Script(turns)
-        crew = crews.crew_of([crews.wrap_tool(paying(crews, done, above_two), **BY_RESULT)], script, task="pay {what}")
-        inputs = [{"what": what} for what in ("rent", "gas")]
-        if is_async:
-            return asyncio.run(crews.asaga_run(crew.kickoff_for_each_async, inputs, log=log, saga_id=saga_id))
-        return crews.saga_run(crew, inputs, log=log, saga_id=saga_id, drain_timeout=0)
-
-    def above_two(amount: int) -> None:
-        if amount > 2:
-            raise NotApplied("not covered")
-
-    if is_async:  # the model is shared, and whichever asks first is answered first
-        assert [out.raw for out in run("s", *pays(1, 1), "paid", "paid")] == ["paid", "paid"]
-    else:
-        assert [out.raw for out in run("s", *pays(1), "paid", *pays(1), "paid")] == ["paid", "paid"]
+def test_a_crew_for_each_input_is_one_saga(crews: ModuleType, done: Done, log: FileLog) -> None:
+    tools = [crews.wrap_tool(paying(crews, done), **BY_RESULT)]
+    inputs = [{"what": "rent"}, {"what": "gas"}]
+    crew = crews.crew_of(tools, Script([*pays(1), "paid", *pays(1), "paid"]), task="pay {what}")
+    assert [out.raw for out in crews.saga_run(crew, inputs, log=log, saga_id="s")] == ["paid", "paid"]
     assert done == [("pay", 1), ("pay", 1)] and len(read_saga(log, "s").steps) == 2
     done.clear()
-    if not is_async:
-        with pytest.raises(ConnectionError):
-            run("t", *pays(1), "paid", *pays(2), crews.CRASH, crews.CRASH, crews.CRASH)
-        assert done == [("pay", 1), ("pay", 2), ("unpay", 2), ("unpay", 1)]
+    turns = [*pays(1), "paid", *pays(2), *[crews.CRASH] * 3]
+    with pytest.raises(ConnectionError):
+        crews.saga_run(crews.crew_of(tools, Script(turns), task="pay {what}"), inputs=inputs, log=log, saga_id="t")
+    assert done == [("pay", 1), ("pay", 2), ("unpay", 2), ("unpay", 1)]
+
+
+def test_the_copies_of_a_crew_are_told_apart_by_their_inputs(crews: ModuleType, done: Done, log: FileLog) -> None:
+    """They share keys, tools and model, and run at the same time; whichever comes first, each has its own calls."""
+    heard: list[dict[str, list[str]]] = []
+    for first in ("rent", "gas"):
+        gate = threading.Event()
+        scripts = {
+            what: Held([*pays(amount), "paid"], gate, waits=what != first)
+            for what, amount in (("rent", 1), ("gas", 2))
+        }
+
+        class ByInput(crews.Model):
+            def call(self, messages: Any, *args: Any, scripts: Any = scripts, **kwargs: Any) -> Any:
+                what = "rent" if "pay rent" in str(messages) else "gas"
+                return crews.Model(scripts[what]).call(messages, *args, **kwargs)
+
+        crew = crews.crew_of([crews.wrap_tool(paying(crews, done), **BY_RESULT)], Script([]), task="pay {what}")
+        crew.agents[0].llm = ByInput(Script([]))
+        run = crews.asaga_run(crew.kickoff_for_each_async, [{"what": what} for what in scripts], log=log, saga_id="s")
+        asyncio.run(run)
+        heard.append({what: script.heard for what, script in scripts.items()})
+    assert sorted(done) == [("pay", 1), ("pay", 2)] and heard[0] == heard[1]
 
 
 def test_delegated_work_belongs_to_the_call_that_delegated_it(crews: ModuleType, done: Done, log: FileLog) -> None:
