@@ -93,7 +93,14 @@ def test_a_finished_call_that_crewai_executes_again_is_made_once(crews: ModuleTy
     crew(paying(crews, done)).kickoff()
     assert done == [("pay", 1)] * 3
     done.clear()
-    crews.saga_run(crew(crews.wrap_tool(paying(crews, done), **BY_RESULT)), log=log, saga_id="s")
+
+    @crews.tool("pay")
+    def pay(amount: int) -> dict[str, Any]:
+        """Pay, and answer with what the log never holds, so that it could not give the answer back."""
+        done.append(("pay", amount))
+        return {"amount": amount, "token": "s3cr3t"}
+
+    crews.saga_run(crew(crews.wrap_tool(pay, **BY_RESULT)), log=log, saga_id="s")
     assert done == [("pay", 1)] and [step.attempts for step in read_saga(log, "s").steps] == [1]
 
 
@@ -346,14 +353,18 @@ def test_the_copies_of_a_crew_are_told_apart_by_their_inputs(crews: ModuleType, 
 
 def test_delegated_work_belongs_to_the_call_that_delegated_it(crews: ModuleType, done: Done, log: FileLog) -> None:
     """The delegated task's text is the model's: another text after a restart is the same call."""
+    heard: list[list[str]] = []
     for text in ("pay the rent", "please pay the rent"):
         tool = crews.wrap_tool(paying(crews, done), **BY_RESULT)
-        worker = crews.agent_of([tool], Script([*pays(1), "paid", *pays(1), "paid"]))
+        script = Script([*pays(1), "paid", *pays(1), "paid"])
+        worker = crews.agent_of([tool], script)
         delegate = Call("delegate_work_to_coworker", {"task": text, "context": "", "coworker": "clerk"})
         boss = Script([delegate, delegate, "ok"])
         assert crews.saga_run(hierarchical(crews, worker, boss), log=log, saga_id="s").raw == "ok"
         assert len(boss.heard) == 2
+        heard.append(script.heard)
     assert done == [("pay", 1), ("pay", 1)], "two, each given back when the crew ran again"
+    assert heard[0] == heard[1] and "amount" in heard[0][0]
 
 
 def test_tools_that_call_tools_and_crews(crews: ModuleType, done: Done, log: FileLog) -> None:
