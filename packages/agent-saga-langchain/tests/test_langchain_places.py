@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import ToolRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -420,6 +420,34 @@ def test_without_a_checkpointer_a_run_made_again_gives_back_what_was_done(way, w
         body(die=False)
         assert len(again.steps) == 6
     assert len(world.done) == 6 and again.status is SagaStatus.COMMITTED and world.undone == []
+
+
+@pytest.mark.promise("replay-not-rerun")
+def test_parallel_calls_are_met_again_in_whatever_order_they_come(world, log, pay, say):
+    class InOrder(AgentMiddleware):
+        """Lets the calls of a turn through in this order of their arguments, each when the one before has ended."""
+
+        def __init__(self, *items: str) -> None:
+            super().__init__()
+            self.before = dict(zip(items[1:], items, strict=False))
+            self.ended = {item: threading.Event() for item in items}
+
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            item = request.tool_call["args"]["item"]
+            if item in self.before:
+                assert self.ended[self.before[item]].wait(30)
+            result = handler(request)
+            self.ended[item].set()
+            return result
+
+    turn = [("pay", {"item": "a"}, "call_0"), ("pay", {"item": "b"}, "call_0")]
+    for order in ("ab", "ba"):
+        with saga_scope("s", log=log) as saga:
+            create_agent(say(turn, "done"), [pay], middleware=[InOrder(*order)]).invoke(GO)
+            assert world.done == ["a", "b"] and len(saga.steps) == 2
+            if order == "ab":
+                saga.suspend("as if the process had died")
+    assert saga.status is SagaStatus.COMMITTED
 
 
 @pytest.mark.promise("replay-not-rerun")
