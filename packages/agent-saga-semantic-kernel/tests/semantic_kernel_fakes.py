@@ -4,9 +4,11 @@ No `from __future__ import annotations` here: the framework's models read these 
 """
 
 import json
+import warnings
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, ClassVar
 
+from pydantic import PydanticDeprecationWarning
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.chat_completion_client_base import ChatCompletionClientBase
@@ -133,3 +135,13 @@ def agent(
 def schema(function: KernelFunction) -> dict[str, Any]:
     """What a model is shown of a function."""
     return kernel_function_metadata_to_function_call_format(function.metadata)
+
+
+def team(*agents: ChatCompletionAgent) -> KernelPlugin:
+    """Agents as the functions of a plugin. The framework reads all their attributes, and pydantic warns of some."""
+    made = KernelPlugin(name="team")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PydanticDeprecationWarning)
+        for one in agents:
+            made.update(KernelPlugin.from_object("team", one))
+    return made

@@ -72,7 +72,8 @@ class Step:
         try:
             named, invoke = self._binding.bind(args, kwargs)
         except TypeError:
-            if inspect.isroutine(self.method) and not hasattr(self.method, "__wrapped__"):
+            known = inspect.isroutine(self.method) and not hasattr(self.method, "__wrapped__")
+            if known and not hasattr(self.method, "__signature__"):
                 key = {"idempotency_key": ""} if self._binding.takes_key else {}
                 self.method(*args, **{**key, **kwargs})
             raise
@@ -129,8 +130,8 @@ def _on_a_loop() -> bool:
 class StreamMethod(Step):
     """The stream method of a wrapped function: an async generator of the same pieces, whatever the original is.
 
-    The last piece is given when the step is on record. The method is read to its end as fast as it can be, and not as
-    its pieces are taken; closing the generator cancels what still runs of it.
+    The pieces come as they are made, and their end when the step is on record. The method is read to its end as fast as
+    it can be, and not as its pieces are taken; closing the generator cancels what still runs of it.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,13 +158,11 @@ class StreamMethod(Step):
 
         task: asyncio.Task[list[Any]] = loop.create_task(step(give), context=context)
         task.add_done_callback(lambda _: waiting.put_nowait(None))
-        given, last = 0, None
+        given = 0
         try:
             while (piece := await waiting.get()) is not None:
-                if last is not None:
-                    yield last[0]
-                    given += 1
-                last = piece
+                yield piece[0]
+                given += 1
             for left in (await task)[given:]:  # of a replay: all of them
                 yield left
         finally:

@@ -6,6 +6,7 @@ filters, and what becomes of an exception) stays as it is, and the saga sees wha
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -18,6 +19,7 @@ from semantic_kernel import Kernel
 from semantic_kernel.agents import Agent
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.functions import KernelArguments, KernelFunction, KernelFunctionFromMethod
+from semantic_kernel.functions.kernel_function_metadata import KernelFunctionMetadata
 from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from agent_saga_core import DeclarationError, Saga
@@ -189,16 +191,28 @@ def _injected(function: KernelFunctionFromMethod) -> frozenset[str]:
 
 def _wrapped(function: KernelFunctionFromMethod, runner: _Runner) -> KernelFunctionFromMethod:
     injected = _injected(function)
-    copied = function.function_copy()
-    changed: dict[str, Any] = {"method": StepMethod(function.method, runner, injected)}
+    changed: dict[str, Any] = {
+        "method": StepMethod(function.method, runner, injected),
+        "metadata": _metadata(function, hide="idempotency_key" if runner.takes_key else None),
+    }
     if function.stream_method is not None:
         changed["stream_method"] = StreamMethod(function.stream_method, _stream_runner(function, runner), injected)
-    if runner.takes_key:
-        shown = [p for p in copied.metadata.parameters if p.name != "idempotency_key"]
-        changed["metadata"] = copied.metadata.model_copy(update={"parameters": shown})
-    wrapped = cast(KernelFunctionFromMethod, copied.model_copy(update=changed))
+    wrapped = function.model_copy(update=changed)
     wrapped.__class__ = _class_of(type(function))
     return wrapped
+
+
+def _metadata(function: KernelFunctionFromMethod, hide: str | None) -> KernelFunctionMetadata:
+    """The function's metadata, shared with nobody. Not a deep copy: of some schemas that would not be equal."""
+    found = function.metadata
+    returned = found.return_parameter
+    return found.model_copy(
+        update={
+            "parameters": [parameter.model_copy() for parameter in found.parameters if parameter.name != hide],
+            "return_parameter": returned.model_copy() if returned is not None else None,
+            "additional_properties": copy.copy(found.additional_properties),
+        }
+    )
 
 
 def _stream_runner(function: KernelFunctionFromMethod, runner: _Runner) -> ToolRunner:
