@@ -79,7 +79,7 @@ def run(lane: str, name: str, folder: Path) -> bool:
         command += ["--resolution", "lowest-direct" if lane == "floors" else "highest"]
         command += ["--with-requirements", str(wanted)]
         for package in local:
-            command += ["--with", str(package)]
+            command += ["--with-editable", str(package)]  # a built one may be an older build, from the cache
         env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
         frameworks = [name_of(requirement) for requirement in project(folder)["dependencies"]]
         show = "import sys; from importlib.metadata import version as v; print(*(f'{n} {v(n)}' for n in sys.argv[1:]))"

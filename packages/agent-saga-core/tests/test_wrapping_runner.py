@@ -16,6 +16,7 @@ from agent_saga_core import (
     DeclarationError,
     IdempotencyConflict,
     MemoryLog,
+    ReplayDiverged,
     RollbackIncomplete,
     SagaAborted,
     SagaBusy,
@@ -212,6 +213,40 @@ def test_a_scope_that_shows_a_secret_is_not_in_the_log(log, world, charge):
             site=CallSite("frame", "thread sk-4711-geheim", "call sk-4711-geheim"),
         )
     assert "geheim" not in repr(log.read("s"))
+
+
+def test_an_adapter_can_ask_for_its_calls_and_keep_what_belongs_to_one_opening(log, world, charge):
+    with saga_scope("s", log=log) as saga:
+        _call(charge, world, 1, CallSite("frame", "1/clerk", "call_0"))
+        _call(charge, world, 2, CallSite("frame", "2", body="b"))
+        _call(charge, world, 3, CallSite("other", "2"))
+        saga.execute("plain", lambda: None, semantics="READ_ONLY")
+        saga.execute("plain", lambda: None, semantics="READ_ONLY", key='["call","frame","x","y","z"]')
+        kept = saga.shared(list)
+        with saga.savepoint() as inner:
+            assert inner.shared(list) is kept and inner.shared(dict) is not kept
+            assert (saga.scope, inner.scope) == ("", "1")
+        assert not saga.goes_on and saga.rollback_only is None
+        saga.suspend("asks")
+    with saga_scope("s", log=log, resume="continue") as saga:
+        assert saga.recorded_sites("frame") == (
+            ("charge", CallSite("frame", "1/clerk", "call_0")),
+            ("charge", CallSite("frame", "2")),
+        )
+        assert saga.shared(list) is not kept and saga.goes_on
+
+
+def test_a_result_that_shows_a_secret_of_its_arguments_is_not_in_the_log(log, world):
+    @saga_tool(semantics="READ_ONLY")
+    def whoami(api_key: str) -> dict[str, str]:
+        return {"account": f"of {api_key}"}
+
+    with saga_scope("s", log=log) as saga:
+        assert whoami("sk-4711-geheim") == {"account": "of sk-4711-geheim"}
+        saga.suspend("asks")
+    assert "geheim" not in repr(log.read("s"))
+    with pytest.raises(ReplayDiverged), saga_scope("s", log=log):
+        whoami("sk-4711-geheim")
 
 
 # --- pauses

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, Observation, StepSpec
 from agent_saga_core.drive import CURRENT_SAGA, CURRENT_STEP, INSIDE, adrive, drive
-from agent_saga_core.engine.calls import has_async_part, prepare
+from agent_saga_core.engine.calls import has_async_part, prepare, site_in
 from agent_saga_core.engine.effects import Flow
 from agent_saga_core.engine.finish import abort, finish, finish_savepoint, leave_savepoint, suspend
 from agent_saga_core.engine.reopen import opening
@@ -219,6 +219,39 @@ class Saga:
             return self._own_report
         with self._opened.lock:
             return self._opened.fold.report()
+
+    @property
+    def scope(self) -> str:
+        """The savepoint's path within the saga; empty for the saga itself."""
+        return self._scope
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it was opened with `resume="continue"`: the body does not run again from its top."""
+        return self._run.options.resume == "continue"
+
+    @property
+    def rollback_only(self) -> str | None:
+        """Why it can no longer commit; None if it can."""
+        run = self._run
+        with run.lock:
+            return run.fold.rollback_only
+
+    def recorded_sites(self, adapter: str) -> tuple[tuple[str, CallSite], ...]:
+        """Tool and place of every call of this saga that an adapter has made, in the order of the first intents."""
+        run = self._run
+        with run.lock:
+            found = [site_in(step.identity) for step in run.fold.steps]
+        return tuple(one for one in found if one is not None and one[1].adapter == adapter)
+
+    def shared(self, make: Callable[[], T]) -> T:
+        """What `make` made when it was first asked for here: one for all savepoints, a new one at the next opening."""
+        run = self._run
+        with run.lock:
+            if make not in run.shelf:
+                run.shelf[make] = make()
+            made: T = run.shelf[make]
+            return made
 
     @property
     def refusals(self) -> int:

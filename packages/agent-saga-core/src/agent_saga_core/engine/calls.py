@@ -16,7 +16,7 @@ from agent_saga_core.engine.inverse import from_arguments
 from agent_saga_core.engine.run import CallSite, Run, StepCall
 from agent_saga_core.errors import DeclarationError
 
-__all__ = ["has_async_part", "prepare"]
+__all__ = ["has_async_part", "prepare", "site_in"]
 
 
 def prepare(
@@ -111,6 +111,22 @@ def _explicit_identity(tool: str, key: str | None, call_id: str | None, site: Ca
     if site is not None and site.call_id is not None:
         return _json(("call", site.adapter, site.scope, tool, site.call_id))
     return None
+
+
+def site_in(identity: str) -> tuple[str, CallSite] | None:
+    """The tool and the place that an identity was made from; None if no framework made the call."""
+    base, sign, _ = identity.rpartition("#")
+    try:
+        parts = msgspec.json.decode(base if sign and not identity.endswith("]") else identity)
+    except msgspec.DecodeError:
+        return None
+    match parts:
+        case ["call", str(adapter), str(scope), str(tool), str(call_id)]:
+            return tool, CallSite(adapter, scope, call_id)
+        case ["n" | "body", str(), str(adapter), str(scope), str(tool)]:
+            return tool, CallSite(adapter, scope)
+        case _:
+            return None
 
 
 def _counted_at(site: CallSite, scope: str, tool: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from agent_saga_core.engine.run import LocalUndo, Run, StepCall
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.state import Attempt, Step
 
-__all__ = ["from_arguments", "from_result", "stored_at_intent", "target"]
+__all__ = ["from_arguments", "from_result", "stored_at_intent", "target", "tells"]
 
 
 def _roots(run: Run, **more: object) -> dict[str, object]:
@@ -66,7 +66,7 @@ def _both(
     hints = _hints(handler)
     try:
         encoded = values.encode_args(dict(kwargs), hints)
-        if not encoded.redacted and not _tells(encoded.data, secrets):
+        if not encoded.redacted and not tells(encoded.data, secrets):
             values.decode_args(encoded.data, hints)
             return {**stored, "kwargs": encoded.data}, None
         stored["why"] = "it needs a secret, which the log never holds"
@@ -79,7 +79,7 @@ def _both(
     return {**stored, "local": True}, LocalUndo(handler, None, kept, secrets)
 
 
-def _tells(data: Any, secrets: Sequence[str]) -> bool:
+def tells(data: Any, secrets: Sequence[str]) -> bool:
     """Whether encoded data shows one of these texts, under whatever name."""
     if not secrets:
         return False

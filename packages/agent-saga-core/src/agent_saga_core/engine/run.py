@@ -185,6 +185,8 @@ class Run:
         self.recorded: set[int] = set()
         self.met: set[int] = set()
         self.types: dict[str, type] = {}
+        self.secrets: dict[int, tuple[str, ...]] = {}  # by step: what its arguments hide
+        self.shelf: dict[object, Any] = {}  # what adapters keep for as long as the saga is open here
         self.specs: dict[int, StepSpec] = {}
         self.claimed_at = self.clock.monotonic()
         self.refusals = 0

@@ -10,7 +10,7 @@ from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Observation
 from agent_saga_core.engine.compensate import compensate
 from agent_saga_core.engine.effects import Append, Call, Flow, Outcome, Transition, Wait
-from agent_saga_core.engine.inverse import from_result
+from agent_saga_core.engine.inverse import from_result, tells
 from agent_saga_core.engine.run import LocalUndo, Run
 from agent_saga_core.records import RecordType
 from agent_saga_core.registry import probe_named
@@ -179,8 +179,8 @@ def _derived(
     if seen.result is None:
         return None, None, "it landed, and its probe knows no result to derive the undo from"
     args = values.decode_args(attempt.args, spec.hints if spec is not None else {}, strict=False)
-    secrets = recorded(run, seen.result, spec.result_type if spec is not None else None)[1]
-    return from_result(run, spec, step, attempt, args, seen.result, secrets)
+    hidden = recorded(run, seen.result, spec.result_type if spec is not None else None)[1]
+    return from_result(run, spec, step, attempt, args, seen.result, (*run.secrets.get(step.number, ()), *hidden))
 
 
 def done_data(
@@ -196,15 +196,18 @@ def done_data(
     return data
 
 
-def recorded(run: Run, result: object, hint: Any) -> tuple[Any, tuple[str, ...]]:
+def recorded(run: Run, result: object, hint: Any, secrets: tuple[str, ...] = ()) -> tuple[Any, tuple[str, ...]]:
     """A result as the log holds it, and the texts that it hides there.
 
-    What cannot be carried, or is too large, becomes a digest, never a failed step.
+    What cannot be carried, is too large, or shows one of the `secrets` of its call, becomes a digest, never a failed
+    step.
     """
     try:
         encoded = values.encode(result, where="result", hint=hint)
     except values.Unstorable as error:
         return values.digested(None, reason=str(error)), ()
+    if tells(encoded.data, secrets):
+        return values.digested(None, reason="it shows a secret that the call was given"), encoded.secrets
     limit = run.log.max_result_bytes
     if values.is_small(encoded.data, limit=limit):
         return encoded.data, encoded.secrets
@@ -235,7 +238,7 @@ def _landed(
     keep: bool,
 ) -> Transition:
     spec = run.specs.get(step.number)
-    result, _ = recorded(run, seen.result, spec.result_type if spec else None)
+    result, _ = recorded(run, seen.result, spec.result_type if spec else None, run.secrets.get(step.number, ()))
     data = done_data(step.number, attempt.number, result, derived)
     if seen.result is None:
         del data["result"]

@@ -306,6 +306,8 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
             data["probe"] = spec.probe_name
     run.born[key] = run.clock.monotonic()
     run.specs[number] = spec
+    if call.encoded.secrets:
+        run.secrets[number] = call.encoded.secrets
     run.met.add(number)
     goes_on = "resumed" in data
     running = run.running[token] = Running(call, number, attempt, goes_on=goes_on)
@@ -443,7 +445,7 @@ def _conclude(run: Run, call: StepCall, token: object, step: Step, attempt: Atte
     """Record how the call ended, settle what can be settled, and say what the framework hears."""
     spec = call.spec
     if outcome.error is None and not _generator(outcome.value):
-        result, hidden = recorded(run, outcome.value, spec.result_type)
+        result, hidden = recorded(run, outcome.value, spec.result_type, call.encoded.secrets)
         secrets = (*call.encoded.secrets, *hidden)
         derived = from_result(run, spec, step, attempt, call.args, outcome.value, secrets)
         data = done_data(step.number, attempt.number, result, derived)
@@ -576,7 +578,7 @@ def _late(run: Run, call: StepCall, token: object, step: Step, attempt: Attempt,
     landed = outcome.error is None and not _generator(outcome.value)
     data: dict[str, Any] = {}
     if landed:
-        result, hidden = recorded(run, outcome.value, call.spec.result_type)
+        result, hidden = recorded(run, outcome.value, call.spec.result_type, call.encoded.secrets)
         secrets = (*call.encoded.secrets, *hidden)
         derived = from_result(run, call.spec, step, attempt, call.args, outcome.value, secrets)
         data = done_data(step.number, attempt.number, result, derived)

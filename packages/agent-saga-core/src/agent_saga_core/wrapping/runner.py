@@ -86,6 +86,12 @@ class ToolRunner:
         self.takes_key = fn is not None and accepts_key(fn)
         self.bound: tuple[Bound, ...] = ()
 
+    def __copy__(self) -> ToolRunner:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ToolRunner:
+        return self  # copies of the tool object are the same tool, bound together
+
     def __repr__(self) -> str:
         return f"ToolRunner({self.spec.tool!r}, {self.spec.semantics})"
 
@@ -170,7 +176,8 @@ class ToolRunner:
                 f"{self.spec.tool!r} is bound to two running sagas at once, and this call may belong to either. "
                 "Give each run tools of its own: wrap the tool once for each."
             )
-        return current if current is not None and current.same_as(strong[0]) else strong[0]
+        # The innermost binding: a run inside of a run is a savepoint of it.
+        return current if current is not None and current.same_as(strong[-1]) else strong[-1]
 
 
 def runner_of(tool: object) -> ToolRunner | None:

@@ -1,0 +1,145 @@
+"""A process with all the frameworks in it. One job a line on stdin, as JSON; what came of it on stdout, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ.update(OPENAI_API_KEY="none", OPENAI_AGENTS_DISABLE_TRACING="1")
+
+from cross_acts import BY_RESULT, DECLARATION, act
+from cross_teams import FRAMEWORKS, Team, harness_of, on_a_loop
+
+from agent_saga_core import carry, saga_scope
+from agent_saga_core.saga import Saga
+from agent_saga_core.wrapping import covered
+
+Json = dict[str, Any]
+
+
+class TripFailed(Exception):
+    """The work as a whole is given up."""
+
+
+def _attempt(team: Team) -> str:
+    """Run a team whose tool fails; what its caller hears of that."""
+    try:
+        return f"said: {team.run().text}"
+    except Exception as error:
+        return f"raised: {type(error).__name__}"
+
+
+def _told(saga: Saga) -> Json:
+    report = saga.report
+    assert report is not None
+    return {
+        "status": str(report.status),
+        "clean": report.clean,
+        "steps": [[step.tool, str(step.status)] for step in saga.steps],
+    }
+
+
+def imports() -> Json:
+    """Import every framework."""
+    return {"frameworks": [type(harness_of(name)).__name__ for name in FRAMEWORKS]}
+
+
+def everybody(saga_id: str, log: str, fails: str) -> Json:
+    """One after the other acts in one saga; `fails` is the last, and the trip with it."""
+    order = [*[name for name in FRAMEWORKS if name != fails], fails]
+    saga = saga_scope(saga_id, log=log)
+    heard = ""
+    try:
+        with saga:
+            for number, name in enumerate(order[:-1]):
+                Team(name, act(name), BY_RESULT if number % 2 else DECLARATION).run()
+            heard = _attempt(Team(fails, act(fails), DECLARATION))
+            raise TripFailed
+    except TripFailed:
+        pass
+    return {**_told(saga), "heard": heard}
+
+
+def pair(saga_id: str, log: str, first: str, second: str) -> Json:
+    """Each on a thread of its own, through its sync entry: the first succeeds, the second fails."""
+    saga = saga_scope(saga_id, log=log)
+    outcomes: list[Any] = []
+
+    def on_a_thread(work: Any) -> None:
+        def run() -> None:
+            try:
+                outcomes.append(work())
+            except BaseException as error:
+                outcomes.append(error)
+
+        thread = threading.Thread(target=carry(run))
+        thread.start()
+        thread.join()
+
+    try:
+        with saga:
+            on_a_thread(lambda: Team(first, act(first), BY_RESULT).run().text)
+            if isinstance(outcomes[0], BaseException):
+                raise outcomes[0]
+            on_a_thread(lambda: _attempt(Team(second, act(second), DECLARATION)))
+            raise TripFailed
+    except TripFailed:
+        pass
+    return {**_told(saga), "heard": str(outcomes[1])}
+
+
+def together(saga_id: str, log: str, first: str, second: str, fails: bool) -> Json:
+    """Two frameworks at once on one loop in one saga: neither acts before the other is about to."""
+    saga = saga_scope(saga_id, log=log)
+    meeting = threading.Barrier(2)
+    teams = [Team(name, act(name, is_async=True, meeting=meeting), BY_RESULT) for name in (first, second)]
+
+    async def main() -> None:
+        async with saga:
+            with ExitStack() as stack:
+                stack.enter_context(covered(saga, [team.tool for team in teams]))
+                await asyncio.gather(*(team.native() for team in teams))
+            if fails:
+                raise TripFailed
+
+    try:
+        on_a_loop(main)
+    except TripFailed:
+        pass
+    return _told(saga)
+
+
+def upto(saga_id: str, log: str, last: str) -> Json:
+    """Everybody before `last` acts, then `last`, in whose turn the process is killed."""
+    names = list(FRAMEWORKS)
+    with saga_scope(saga_id, log=log):
+        for name in names[: names.index(last) + 1]:
+            Team(name, act(name), DECLARATION).run()
+    return {}
+
+
+JOBS = {job.__name__: job for job in (imports, everybody, pair, together, upto)}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # frameworks print what they like
+    for line in sys.stdin:
+        job, options = json.loads(line)
+        try:
+            answer = {"ok": JOBS[job](**options)}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

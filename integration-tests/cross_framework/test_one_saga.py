@@ -1,0 +1,60 @@
+"""Agents of seven frameworks in one saga: what one of them fails at, all of them have undone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from cross_processes import Worker, bookings, undone
+from cross_teams import FRAMEWORKS
+
+from agent_saga_core import list_sagas
+from agent_saga_core.demo.client import Client
+
+NAMES = list(FRAMEWORKS)
+NEIGHBOURS = [(name, NAMES[(at + 1) % len(NAMES)]) for at, name in enumerate(NAMES)]
+
+
+@pytest.mark.promise("any-thread-any-loop", "lifo", "no-false-clean")
+@pytest.mark.parametrize("fails", NAMES)
+def test_one_saga_over_all_frameworks(process: Worker, world: Client, log: str, fails: str) -> None:
+    saga_id = f"all-{fails}"
+    world.fail("/bookings", field={"by": fails}, times=None)
+    told = process.run("everybody", saga_id=saga_id, log=log, fails=fails)
+    order = [name for name in NAMES if name != fails]
+    assert told["status"] == "ROLLED_BACK" and told["clean"], told
+    assert [tool for tool, _ in told["steps"]] == [*(f"book_{name}" for name in order), f"book_{fails}"]
+    assert {status for _, status in told["steps"]} == {"COMPENSATED"}
+    made = bookings(world, saga_id)
+    assert [one["by"] for one in made] == order
+    assert undone(world, made) == order[::-1]
+    assert [head.saga_id for head in list_sagas(log)] == [saga_id], "one saga, whoever acts in it"
+
+
+@pytest.mark.promise("any-thread-any-loop", "no-silent-commit", "no-false-clean")
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(NAMES, 2)))
+def test_what_one_has_done_is_undone_when_another_fails(
+    process: Worker, world: Client, log: str, first: str, second: str
+) -> None:
+    saga_id = f"{first}-{second}"
+    world.fail("/bookings", field={"by": second}, times=None)
+    told = process.run("pair", saga_id=saga_id, log=log, first=first, second=second)
+    assert told["status"] == "ROLLED_BACK" and told["clean"], told
+    assert told["steps"] == [[f"book_{first}", "COMPENSATED"], [f"book_{second}", "COMPENSATED"]]
+    made = bookings(world, saga_id)
+    assert [one["by"] for one in made] == [first] and undone(world, made) == [first]
+
+
+@pytest.mark.promise("any-thread-any-loop", "replay-not-rerun")
+@pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
+@pytest.mark.parametrize(("first", "second"), NEIGHBOURS)
+def test_two_at_once_on_one_loop(
+    process: Worker, world: Client, log: str, first: str, second: str, fails: bool
+) -> None:
+    saga_id = f"{first}+{second}-{fails}"
+    told = process.run("together", saga_id=saga_id, log=log, first=first, second=second, fails=fails)
+    made = bookings(world, saga_id)
+    assert {one["by"] for one in made} == {first, second} and len(made) == 2
+    assert told["status"] == ("ROLLED_BACK" if fails else "COMMITTED") and told["clean"], told
+    assert sorted(undone(world, made)) == (sorted([first, second]) if fails else [])
+    assert len(list_sagas(log)) == 1
