@@ -38,7 +38,8 @@ def wrap_tool(tool: T, **declaration: Unpack[Declaration]) -> T:
     An `idempotency_key` parameter of the function is ours to give: a model is not shown it, and what one gives is
     replaced. Copies of the copy stay wrapped, pickled ones too where the original and the declaration can be pickled.
 
-    Not kept: `type(tool) is ...`, and `tool.func`, which is a function that makes the step.
+    Not kept: `type(tool) is ...`, and `tool.func`, which is a function that makes the step. No step is made by a class
+    that overrides `run` or `invoke` and never comes to its `_run`.
 
     Args:
         tool: Any tool of LangChain: made by `@tool`, a `StructuredTool`, a `Tool`, or of a `BaseTool` subclass.
