@@ -383,6 +383,26 @@ def test_tools_that_call_tools_and_crews(crews: ModuleType, done: Done, log: Fil
     assert done == [("pay", 1)] * 4, "four intended calls, made once each"
 
 
+def test_what_a_tool_calls_is_met_again_when_the_tool_is_executed_again(
+    crews: ModuleType, done: Done, log: FileLog
+) -> None:
+    pay = crews.wrap_tool(paying(crews, done), **BY_RESULT)
+    left = [NotApplied("not yet")] * 2
+
+    @crews.tool("pay_all")
+    def pay_all(amount: int) -> str:
+        """Pay, two times, and be unsure of it."""
+        numbers = [pay.run(amount=amount)["number"] for _ in range(2)]
+        if left:
+            raise left.pop()
+        return str(numbers)
+
+    script = Script([Call("pay_all", {"amount": 1}), "done"])
+    tools = [crews.wrap_tool(pay_all, semantics="COMPENSABLE", compensate=lambda result: None)]
+    crews.saga_run(crews.crew_of(tools, script, native=False), log=log, saga_id="s")
+    assert done == [("pay", 1)] * 2 and script.heard[0].startswith("[1, 2]")
+
+
 # --- flows
 
 
@@ -433,12 +453,12 @@ def test_a_flow_that_waits_for_a_person_is_suspended(
     class Paying(crews.Flow):
         @crews.start()
         @human_feedback(message="Shall I?", provider=Later())
-        def deposit(self) -> int:
-            return int(pay.run(amount=1)["amount"])
+        def deposit(self) -> str:
+            return str(crews.crew_of([pay], Script([*pays(1), "paid"])).kickoff())
 
         @crews.listen(deposit)
         def rest(self, answer: Any) -> str:
-            pay.run(amount=1)
+            crews.crew_of([pay], Script([*pays(1), "paid"])).kickoff()  # the same place, in a later part of the flow
             return str(answer.feedback)
 
     store = SQLiteFlowPersistence(str(tmp_path / "flows.db"))

@@ -190,8 +190,6 @@ def perform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable[[str],
             if heard is error:
                 raise
             raise heard from None
-        finally:
-            CALL.set(call)  # a crew that the tool ran here has left its own
     except ToolReportedFailure as reported:
         return reported.failure
 
@@ -212,8 +210,6 @@ async def aperform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable
             if heard is error:
                 raise
             raise heard from None
-        finally:
-            CALL.set(call)
     except ToolReportedFailure as reported:
         return reported.failure
 
