@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, RetryPolicy, interrupt
 from langgraph_fakes import CHARGE, PRICE, Till, call, chain, hand_built, model, thread, wrapped
 
@@ -136,6 +137,31 @@ def test_calls_that_wait_in_one_task_are_asked_for_one_after_the_other(till: Til
         prices.append(asked.value["args"]["price"])
         found = saga_run(graph, Command(resume=approve(asked)), thread(), log=log)
     assert "__interrupt__" not in found and sorted(prices) == sorted(till.priced) == [1, 2, 3]
+
+
+def test_an_answer_that_another_call_of_the_task_came_upon_is_kept_for_its_own(
+    till: Till, log: Log, saver: Any
+) -> None:
+    tool, order = wrapped(till.set_price, PRICE), [1, 2]
+
+    def node(state: Noted) -> None:
+        waiting: GraphInterrupt | None = None
+        for price in order:  # as the parallel calls of a ToolNode, whose order nobody knows
+            try:
+                tool.invoke({"name": "set_price", "args": {"price": price}, "id": f"c{price}", "type": "tool_call"})
+            except GraphInterrupt as pause:
+                waiting = waiting or pause
+        if waiting is not None:
+            raise waiting
+
+    graph = chain(node, state=Noted, checkpointer=saver)
+    (asked,) = saga_run(graph, EMPTY, thread(), log=log)["__interrupt__"]
+    assert asked.value["args"] == {"price": 1}
+    order.reverse()
+    (other,) = saga_run(graph, Command(resume=approve(asked)), thread(), log=log)["__interrupt__"]
+    assert other.value["args"] == {"price": 2} and till.priced == [1]
+    saga_run(graph, Command(resume=approve(other)), thread(), log=log)
+    assert till.priced == [1, 2] and the(log).status is SagaStatus.COMMITTED
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from contextlib import suppress
 from operator import add
 from typing import Annotated, Any, TypedDict
 
+import aiosqlite
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.errors import GraphDrained
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import RunControl
@@ -120,6 +123,32 @@ def test_the_async_entries_find_it_too(till: Till, log: Log) -> None:
         await asaga_run(graph, Command(resume="yes"), thread(), log=log)
 
     asyncio.run(both())
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
+
+
+@pytest.mark.skipif(
+    "is_alive" in inspect.getsource(AsyncSqliteSaver.setup) and not hasattr(aiosqlite.Connection, "is_alive"),
+    reason="this langgraph-checkpoint-sqlite does not work with this aiosqlite",
+)
+async def test_an_async_checkpointer_is_all_that_the_async_entries_need(till: Till, log: Log) -> None:
+    charge, mail = wrapped(till.charge, CHARGE), wrapped(till.mail, MAIL)
+
+    async def pay(state: Noted) -> None:
+        await charge.ainvoke({"amount": 10})
+
+    async def confirm(state: Noted) -> Noted:
+        await mail.ainvoke({"to": "you"})
+        return {"noted": [interrupt("sure?")]}
+
+    async with AsyncSqliteSaver.from_conn_string(":memory:") as saver:
+        graph = StateGraph(Noted).add_node(pay).add_node(confirm).add_edge(START, "pay").add_edge(START, "confirm")
+        compiled = graph.compile(checkpointer=saver)
+        await asaga_run(compiled, EMPTY, thread(), log=log)
+        await compiled.aupdate_state(thread(), {"noted": ["edit"]}, as_node=START)
+        async for _ in asaga_stream(compiled, None, thread(), log=log):
+            pass
+        assert sagas(log) == [SagaStatus.SUSPENDED]
+        await asaga_run(compiled, Command(resume="yes"), thread(), log=log)
     assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
 
 
@@ -424,6 +453,15 @@ def test_an_edit_of_an_old_checkpoint_is_a_fork(till: Till, log: Log, saver: Any
     assert read_saga(log, "fork").metadata["forked_from"] == "first" and till.charged == [10]
 
 
+def test_an_edit_of_an_old_checkpoint_of_a_saga_that_waits_is_a_fork_too(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    graph.update_state(at(graph, "pay"), {"noted": ["otherwise"]}, as_node=START)
+    saga_run(graph, None, thread(), log=log)
+    assert sagas(log) == [SagaStatus.SUSPENDED] * 2 and till.charged == [10, 10]
+    assert [len(read_saga(log, saga_id).steps) for saga_id in ("first", the_saga(graph))] == [1, 1]
+
+
 def test_an_edit_around_a_subgraph_that_has_run_is_refused(till: Till, log: Log, saver: Any) -> None:
     mail = wrapped(till.mail, MAIL)
 
@@ -517,6 +555,7 @@ def test_nobody_is_asked_about_a_run_that_is_lost(till: Till, log: Log, saver: A
         raise RuntimeError("no answer")
 
     till.after = lose
+    heard = list[SagaAborted]()
     charge, price = wrapped(till.charge, CHARGE), wrapped(till.set_price, {"semantics": "IRREVERSIBLE"})
 
     def pay(state: Noted) -> None:
@@ -527,12 +566,12 @@ def test_nobody_is_asked_about_a_run_that_is_lost(till: Till, log: Log, saver: A
         try:
             price.invoke({"price": 1})
         except SagaAborted as refused:
-            return {"noted": [refused, interrupt("sure?")]}
-        raise AssertionError("neither asked for nor refused")
+            heard.append(refused)
+        return {"noted": [interrupt("sure?")]}
 
     with pytest.raises(RollbackIncomplete):
         saga_run(chain(pay, confirm, state=Noted, checkpointer=saver), EMPTY, thread(), log=log)
-    assert till.priced == [] and sagas(log) == [SagaStatus.NEEDS_ATTENTION]
+    assert len(heard) == 1 and till.priced == [] and sagas(log) == [SagaStatus.NEEDS_ATTENTION]
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, "sync"), ({"durability": "exit"}, "exit")])
@@ -571,8 +610,12 @@ class Point(BaseModel):
     x: int
 
 
+HAS_SCHEMAS = "response_schema" in inspect.signature(interrupt).parameters
+SCHEMA: Any = {"response_schema": Point} if HAS_SCHEMAS else {}
+
+
 @pytest.mark.parametrize("way", ["run", "async run", "stream", "async stream"])
-@pytest.mark.parametrize("answer", ["which?", "what?"])
+@pytest.mark.parametrize("answer", ["which?", "what?"] if HAS_SCHEMAS else ["which?"])
 def test_an_answer_that_the_graph_does_not_take_undoes_nothing(way: str, answer: str, till: Till, log: Log) -> None:
     charge, mail = wrapped(till.charge, CHARGE), wrapped(till.mail, MAIL)
 
@@ -581,7 +624,8 @@ def test_an_answer_that_the_graph_does_not_take_undoes_nothing(way: str, answer:
 
     def one(state: Noted) -> Noted:
         mail.invoke({"to": "one"})
-        return {"noted": [interrupt("one?", response_schema=Point).x]}
+        said = interrupt("one?", **SCHEMA)
+        return {"noted": [said.x if SCHEMA else said["x"]]}
 
     def two(state: Noted) -> Noted:
         return {"noted": [interrupt("two?")]}
@@ -620,9 +664,9 @@ def test_a_command_that_gives_a_finished_thread_more_to_do_is_a_new_saga(till: T
     assert [head.saga_id for head in list_sagas(log)] == ["first"] and till.mailed == ["you"]
     saga_run(graph, Command(resume="yes"), thread(), log=log)
     assert sagas(log) == [SagaStatus.COMMITTED] and till.mailed == ["you", "you"]
-    saga_run(graph, Command(goto="tell"), thread(), log=log, saga_id="second")
+    saga_run(graph, Command(goto="tell"), thread(), log=log)
     assert sagas(log) == [SagaStatus.COMMITTED] * 2 and till.mailed == ["you"] * 3 and till.charged == [10]
-    assert read_saga(log, "second").metadata["forked_from"] == "first"
+    assert read_saga(log, the_saga(graph)).metadata["forked_from"] == "first"
 
 
 def test_a_thread_that_cannot_be_read_a_second_time_undoes_nothing(till: Till, log: Log, saver: Any) -> None:

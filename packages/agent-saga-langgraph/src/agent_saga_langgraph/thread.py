@@ -42,7 +42,7 @@ class Standing:
         thread: The config of the thread's head; None if the graph keeps no checkpoints of this run.
         saga_id: The saga's id; None to draw one.
         resumes: Whether the run goes on with a saga that was begun before.
-        head: What the head was when it was looked at: its id, and the interrupts that wait there.
+        head: What the head was when it was looked at: its id, and the questions that wait there.
         forked: What a new saga stores of where it was forked from.
         renamed: The ids that tasks of an edited checkpoint have now, with those that they had.
     """
@@ -149,9 +149,12 @@ def moved(graph: Any, standing: Standing) -> Look[bool]:
 
 
 def paused(graph: Any, standing: Standing) -> Look[tuple[str, ...] | None]:
-    """What the thread's run waits at, as names of nodes; None if it has ended."""
+    """What the thread's run waits at, as names of nodes; None if it has ended.
+
+    Older versions of LangGraph leave a task that asks its second question out of `next`.
+    """
     head = yield _state(graph, standing.thread)
-    return tuple(head.next) or None
+    return tuple(head.next) or tuple(task.name for task in head.tasks if task.interrupts) or None
 
 
 # --- what is read
@@ -205,7 +208,8 @@ def _thread_of(graph: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
     conf = _conf(merged)
     if conf.get("thread_id") is None or _saver(graph, conf) is None:
         return None
-    return {**config, "configurable": {**_without_address(config), "thread_id": conf["thread_id"]}}
+    # Nothing else of the config: reading the thread calls no callbacks, and changes nothing of the caller's.
+    return {"configurable": {**_without_address(config), "thread_id": conf["thread_id"]}}
 
 
 def _saver(graph: Any, conf: Mapping[str, Any]) -> Any:
@@ -229,7 +233,8 @@ def _id_of(state: Any) -> str | None:
 
 
 def _seen(state: Any) -> tuple[str | None, tuple[str, ...]]:
-    return _id_of(state), tuple(sorted(interrupt.id for interrupt in state.interrupts))
+    # Older versions of LangGraph give all questions of one task the same id.
+    return _id_of(state), tuple(sorted(f"{interrupt.id} {interrupt.value!r}" for interrupt in state.interrupts))
 
 
 def _is_update(state: Any) -> bool:
@@ -250,15 +255,10 @@ def _warn_of_open(head: Any) -> None:
 def _origin(graph: Any, config: dict[str, Any], addressed: str | None) -> Look[dict[str, Any]]:
     """What a fork says of where it comes from."""
     forked: dict[str, Any] = {"forked_at": addressed}
-    state = yield _state(graph, config)
-    owner = yield from _unedited(graph, state) if state.metadata else _nothing()
+    state = yield _state(graph, {"configurable": dict(_conf(config))})
+    owner = (yield from _unedited(graph, state)) if state.metadata else None
     found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
     return {"forked_from": found, **forked}
-
-
-def _nothing() -> Look[None]:
-    return None
-    yield  # pragma: no cover
 
 
 def _unedited(graph: Any, state: Any) -> Look[Any]:

@@ -60,7 +60,7 @@ def coverage(found: Any) -> CoverageManifest:
     return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entry(spot) for spot in _spots(found)))
 
 
-_runners: WeakKeyDictionary[Pregel[Any, Any, Any, Any], list[ToolRunner]] = WeakKeyDictionary()
+_runners: WeakKeyDictionary[object, list[ToolRunner]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -70,16 +70,20 @@ def runners_in(graph: object) -> list[ToolRunner]:
     Raises:
         DeclarationError: It is no graph.
     """
+    key = graph if _is_compiled(graph) else None
+    known = _known(key)
+    if known is None:
+        found = [runner_of(spot.tool) for spot in _spots(graph) if spot.tool is not None]
+        known = list(dict.fromkeys(runner for runner in found if runner is not None))
+        if key is not None:
+            with _lock:
+                _runners[key] = known
+    return known
+
+
+def _known(key: object) -> list[ToolRunner] | None:
     with _lock:
-        known = _runners.get(graph) if isinstance(graph, Pregel) else None
-    if known is not None:
-        return known
-    found = [runner_of(spot.tool) for spot in _spots(graph) if spot.tool is not None]
-    runners = list(dict.fromkeys(runner for runner in found if runner is not None))
-    if isinstance(graph, Pregel):
-        with _lock:
-            _runners[graph] = runners
-    return runners
+        return _runners.get(key) if key is not None else None
 
 
 def _entry(spot: _Spot) -> CoverageEntry:
@@ -295,6 +299,10 @@ def _title(tool: object) -> str:
 
 def _is_tool(found: object) -> TypeGuard[Any]:
     return isinstance(found, BaseTool) or runner_of(found) is not None
+
+
+def _is_compiled(found: object) -> bool:
+    return isinstance(found, Pregel)
 
 
 def _is_function(found: object) -> TypeGuard[Callable[..., Any]]:
