@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from agent_saga_core.saga import Saga
 
@@ -90,15 +89,9 @@ def canonical(arguments: object) -> str:
         return repr(arguments)
 
 
-_lock = threading.Lock()
-_numbers: WeakKeyDictionary[object, Numbers] = WeakKeyDictionary()
-
-
 def numbers_of(saga: Saga) -> Numbers:
     """The numbers of an open saga, which its savepoints share: an identity says nothing of savepoints."""
-    opened: object = getattr(saga, "_opened", None) or saga
-    with _lock:
-        return _numbers.setdefault(opened, Numbers())
+    return saga.shared(Numbers)
 
 
 def begin_segment(saga: Saga, prefix: str) -> None:

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from agent_saga_core import DeclarationError, Saga
 from agent_saga_core.wrapping import CallSite
@@ -131,14 +130,12 @@ def _spelled(saga: Saga, task: Task) -> str:
 
 def is_savepoint(saga: Saga) -> bool:
     """Whether a scope is part of a saga that was open around it."""
-    return saga._parent is not None  # pyright: ignore[reportPrivateUsage]
+    return saga.scope != ""
 
 
 def is_rollback_only(saga: Saga) -> bool:
     """Whether an open saga can no longer commit."""
-    run = saga._run  # pyright: ignore[reportPrivateUsage]
-    with run.lock:
-        return run.fold.rollback_only is not None
+    return saga.rollback_only is not None
 
 
 @contextmanager
@@ -166,33 +163,27 @@ def told_apart(saga: Saga, site: CallSite | None, tool: str) -> Generator[CallSi
 
 
 class _Numbers:
-    """What one opening of a saga in this process has numbered.
+    """What one opening of a saga in this process has numbered, in all of its savepoints."""
 
-    A saga that goes on where it was makes no call again, and may make some that look like former ones: what it numbers
-    begins behind the steps that it had.
-    """
-
-    def __init__(self, before: int) -> None:
-        self.before = before
+    def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.before: int | None = None
         self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
         self.taken: dict[tuple[Hashable, ...], set[int]] = {}
         self.counts: dict[tuple[Hashable, ...], int] = {}
 
 
-_openings: WeakKeyDictionary[object, _Numbers] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
 def _numbers_of(saga: Saga) -> _Numbers:
-    # Savepoints are sagas of their own, and an id may be opened again: the run behind them is what is one opening.
-    opening = saga._run  # pyright: ignore[reportPrivateUsage]
-    with _lock:
-        numbers = _openings.get(opening)
-        if numbers is None:
-            goes_on = opening.options.resume == "continue"
-            numbers = _openings[opening] = _Numbers(len(opening.fold.steps) if goes_on else 0)
-        return numbers
+    """The numbers of this opening of a saga.
+
+    A saga that goes on where it was makes no call again, and may make some that look like former ones: what it numbers
+    begins behind the calls that it had.
+    """
+    numbers = saga.shared(_Numbers)
+    with numbers.lock:
+        if numbers.before is None:  # asked for before the first call of this opening is recorded
+            numbers.before = len(saga.recorded_sites("langgraph")) if saga.goes_on else 0
+    return numbers
 
 
 def numbered(saga: Saga, key: Hashable, *like: Hashable) -> int:
