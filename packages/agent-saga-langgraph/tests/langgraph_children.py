@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -19,7 +20,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command, interrupt
 
 from agent_saga_core import FileLog, SagaBusy, StepUnknown, saga_tool, undo
-from agent_saga_core.testing.adapters.desk import BY_ITEM, BY_RESULT, Desk
+from agent_saga_core.testing.adapters.desk import BOUND, BY_ITEM, BY_RESULT, Desk
 from agent_saga_langgraph import saga_run, wrap_tool
 
 BOOK = langgraph_fakes.call("book", "call_0", item="a")
@@ -42,19 +43,39 @@ class Answering(langgraph_fakes.ScriptedModel):
         return ChatResult(generations=[ChatGeneration(message=langgraph_fakes.said(turn))])
 
 
+class Watched(FileLog):
+    """A log that tells when the outcome of a first call is durable."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.recorded = threading.Event()
+        self.outcome: Any = None
+
+    def append(self, record: Any) -> Any:
+        ticket = super().append(record)
+        if record.type == "DONE" and self.outcome is None:
+            self.outcome = ticket
+        return ticket
+
+    def flush(self, ticket: Any) -> None:
+        super().flush(ticket)
+        if self.outcome is not None and ticket >= self.outcome:
+            self.recorded.set()
+
+
 def die() -> None:
     """kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def graph_of(kind: str, verb: str, desk: Desk, saver: Any) -> Any:
+def graph_of(kind: str, verb: str, desk: Desk, saver: Any, log: Watched) -> Any:
     def tools(held: Any) -> list[Any]:
         book = wrap_tool(tool(desk.function("book")), **BY_RESULT)
         return [book, wrap_tool(tool(desk.function("hold")), **held)]
 
     if kind in ("agent", "agent-unknown", "by-hand"):
         if verb == "begin":
-            desk.then["hold"] = lambda item: die()
+            desk.then["hold"] = lambda item: log.recorded.wait(BOUND) and die()
         llm = Answering(script=None, turns=[(BOOK,), (HOLD,)] if kind == "agent-unknown" else [(BOOK, HOLD)])
         made = tools(BY_RESULT if kind == "agent-unknown" else BY_ITEM)
         if kind == "by-hand":
@@ -86,12 +107,12 @@ def graph_of(kind: str, verb: str, desk: Desk, saver: Any) -> Any:
 def main(kind: str, verb: str, directory: Path) -> None:
     desk = Desk(directory / "desk")
     desk.register()
-    log = FileLog(directory / "log")
+    log = Watched(directory / "log")
     given: Any = {"begin": {"noted": []} if kind in ("node", "asking") else GO, "resume": None}.get(
         verb, Command(resume="yes")
     )
     with SqliteSaver.from_conn_string(str(directory / "checkpoints")) as saver:
-        graph = graph_of(kind, verb, desk, saver)
+        graph = graph_of(kind, verb, desk, saver, log)
         try:
             found = saga_run(graph, given, langgraph_fakes.thread(), log=log)
         except (SagaBusy, StepUnknown) as refused:

@@ -10,6 +10,7 @@ import pytest
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphInterrupt
+from langgraph.pregel import _retry
 from langgraph.types import Command, RetryPolicy, interrupt
 from langgraph_fakes import CHARGE, PRICE, Till, call, chain, hand_built, model, thread, wrapped
 
@@ -183,6 +184,10 @@ def test_an_answer_stays_with_its_question_when_the_task_asks_more(kind: str, ti
     assert till.priced == [1, 2]
 
 
+@pytest.mark.skipif(
+    not hasattr(_retry, "_reset_interrupt_counter"),
+    reason="this LangGraph does not begin anew with its answers when it retries a task, and asks again",
+)
 def test_a_retried_task_takes_its_answers_again(till: Till, log: Log) -> None:
     tool, left = wrapped(till.set_price, PRICE), [ValueError("once")]
 

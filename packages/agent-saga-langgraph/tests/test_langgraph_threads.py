@@ -438,9 +438,9 @@ def test_an_edit_of_a_finished_run_is_the_beginning_of_another_saga(till: Till, 
     saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
     saga_run(graph, Command(resume="yes"), thread(), log=log)
     graph.update_state(thread(), {"noted": ["again"]}, as_node="confirm")
-    saga_run(graph, None, thread(), log=log, saga_id="second")
+    saga_run(graph, None, thread(), log=log)
     assert sagas(log) == [SagaStatus.COMMITTED] * 2 and till.mailed == ["you", "you"] and till.charged == [10]
-    assert read_saga(log, "second").metadata["forked_from"] == "first"
+    assert read_saga(log, the_saga(graph)).metadata["forked_from"] == "first"
 
 
 def test_an_edit_of_an_old_checkpoint_is_a_fork(till: Till, log: Log, saver: Any) -> None:
