@@ -4,7 +4,9 @@ No `from __future__ import annotations` here: `kernel_function` reads annotation
 """
 
 import asyncio
+import contextvars
 import copy
+import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
@@ -26,6 +28,7 @@ from semantic_kernel.functions import (
 )
 
 from agent_saga_core import (
+    BoundaryRequired,
     DeclarationError,
     SagaAborted,
     SagaNotRunning,
@@ -133,6 +136,21 @@ async def test_arguments_are_recorded_as_the_framework_parsed_them(log: Any) -> 
     assert heard[1] == heard[3], "and the model hears the same, of a value of the same type"
 
 
+def test_nothing_that_can_be_changed_is_shared_with_the_original() -> None:
+    def find(item: str) -> str:
+        """Find."""
+        return item
+
+    plain = function(find, additional_metadata={"a": 1})
+    wrapped = wrap_tool(plain, **READ)
+    wrapped.metadata.plugin_name = wrapped.metadata.description = "changed"
+    wrapped.metadata.parameters[0].description = "changed"
+    wrapped.metadata.additional_properties["a"] = 2  # type: ignore[index]
+    wrapped.metadata.return_parameter.description = "changed"  # type: ignore[union-attr]
+    assert plain.metadata == function(find, additional_metadata={"a": 1}).metadata
+    assert plain.metadata.additional_properties == {"a": 1}
+
+
 def test_a_decorated_function_becomes_a_kernel_function() -> None:
     @kernel_function(name="look", description="Look it up.")
     def find(item: str) -> str:
@@ -146,13 +164,39 @@ def test_a_decorated_function_becomes_a_kernel_function() -> None:
     assert wrap_function is wrap_tool
 
 
+async def test_a_method_whose_parameters_are_known_to_the_metadata_alone(log: Any) -> None:
+    """As the plugins of MCP servers and OpenAPI documents make theirs."""
+
+    async def call(tool: str, **arguments: Any) -> str:
+        return f"{tool} {arguments}"
+
+    remote: Any = kernel_function(functools.partial(call, "search"), name="search", description="Search.")
+    remote.__kernel_function_parameters__ = [
+        {"name": "query", "type_": "str", "is_required": True},
+        {"name": "limit", "type_": "int", "is_required": False},
+    ]
+    plain = KernelFunctionFromMethod(method=remote)
+    wrapped = wrap_tool(plain, **READ)
+    assert wrapped.metadata == plain.metadata
+    heard: list[list[str]] = []
+    await asaga_run(
+        fakes.agent(wrapped, service=fakes.playing([("1", "search", {"query": "x"})], heard=heard)),
+        "go",
+        log=log,
+        saga_id="s",
+    )
+    assert heard[-1] == ["search {'query': 'x'}"] and recorded(log) == [{"query": "x"}]
+
+
 async def test_a_deep_copy_acts_on_its_own_plugin_object(log: Any) -> None:
     class Desk:
         def __init__(self) -> None:
             self.booked: list[str] = []
 
         @kernel_function
-        def book(self, item: str) -> str:
+        def book(
+            self, item: str, kernel: Annotated[Kernel | None, "", {"include_in_function_choices": False}] = None
+        ) -> str:
             self.booked.append(item)
             return item
 
@@ -161,8 +205,10 @@ async def test_a_deep_copy_acts_on_its_own_plugin_object(log: Any) -> None:
     copied = copy.deepcopy(wrapped)
     assert runner_of(copied["book"]) is runner_of(wrapped["book"])
     kernel = Kernel(plugins=[copied])
-    await asaga_run(kernel, plugin_name="desk", function_name="book", arguments=KernelArguments(item="x"), log=log)
-    assert desk.booked == []
+    await asaga_run(
+        kernel, plugin_name="desk", function_name="book", arguments=KernelArguments(item="x"), log=log, saga_id="s"
+    )
+    assert desk.booked == [] and recorded(log) == [{"item": "x"}]
 
 
 @pytest.mark.promise("drop-in")
@@ -401,12 +447,8 @@ async def _pieces(stream: Any) -> list[Any]:
     return [piece async for piece in stream]
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize(("is_async", "offload"), [(True, False), (False, False), (False, True)])
 async def test_a_generator_is_one_step_streamed_or_not(is_async: bool, offload: bool, world: Any, log: Any) -> None:
-    if is_async and offload:
-        pytest.skip("refused")
-
     async def acount(to: int) -> AsyncGenerator[int, None]:
         """Count."""
         for number in range(to):
@@ -470,6 +512,7 @@ async def test_a_stream_that_fails_or_is_left_is_undone(world: Any, log: Any, by
         async with saga_scope("s", log=log) as saga:
             async with aclosing(wrapped.stream_method(item="left")) as pieces:  # type: ignore[misc]
                 assert [await anext(pieces), await anext(pieces)] == ["asking", "booked"]
+            assert saga.steps[0].status == "UNKNOWN", "what still ran of it was cancelled"
             saga.abort("left")
     assert world.booked == ["failing", "left"] and world.standing == []
 
@@ -489,6 +532,9 @@ async def test_a_stream_method_of_its_own_is_a_step_bound_with_the_method(world:
             with bind(saga, wrapped):
                 assert await _pieces(Kernel().invoke_stream(wrapped, item="a")) == ["a"]
                 assert (await Kernel().invoke(wrapped, item="b")).value == {"id": "b"}
+                stream: Any = wrapped.stream_method
+                with pytest.raises(BoundaryRequired):
+                    contextvars.Context().run(stream, item="stray")
             raise ZeroDivisionError
     assert world.booked == ["a", "b"] and world.standing == []
     strict = wrap_tool(function(book, stream_method=book_streaming), require_saga=True, **by_item)

@@ -5,7 +5,10 @@ No `from __future__ import annotations` here: `kernel_function` reads annotation
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,7 @@ from agent_saga_core import (
     read_saga,
     saga_scope,
 )
+from agent_saga_core.log.file import FileLog
 from agent_saga_core.wrapping import REFUSALS
 from agent_saga_semantic_kernel import asaga_invoke, asaga_run, asaga_stream, bind, saga_run, wrap_tool
 from agent_saga_semantic_kernel.sites import hand_over
@@ -173,7 +177,11 @@ def _counted(log: Any, n: int) -> tuple[str]:
     return (intents[n].data["identity"],)
 
 
-async def test_what_a_function_calls_itself_is_counted_within_its_call(world: Any, log: Any, by_result: Any) -> None:
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("wrapped", [True, False])
+async def test_what_a_function_calls_itself_is_counted_within_its_call(
+    wrapped: bool, world: Any, log: Any, by_result: Any
+) -> None:
     tool = booking(world, by_result)
 
     async def twice(item: str) -> str:
@@ -182,11 +190,11 @@ async def test_what_a_function_calls_itself_is_counted_within_its_call(world: An
         await kernel.invoke(tool, item=item)
         return item
 
-    outer = wrap_tool(kernel_function(twice), semantics="READ_ONLY")
+    outer = wrap_tool(kernel_function(twice), semantics="READ_ONLY") if wrapped else plain(twice)
     agent = fakes.agent(tool, outer, service=fakes.playing([("call_0", "twice", {"item": "a"}), *book("a")]))
     kernel = agent.kernel
     await asaga_run(agent, "go", log=log, saga_id="s")
-    assert sorted(world.booked) == ["a"] * 3 and len(raw_identities(log)) == 4
+    assert sorted(world.booked) == ["a"] * 3 and len(raw_identities(log)) == (4 if wrapped else 3)
 
 
 @pytest.mark.promise("replay-not-rerun")
@@ -200,6 +208,42 @@ async def test_a_filter_that_calls_again_makes_no_second_call(kind: Any, world: 
     agent.kernel.add_filter(kind, again)
     await asaga_run(agent, "go", log=log, saga_id="s")
     assert world.standing == ["a", "a"] and len(read_saga(log, "s").steps) == 2
+
+
+@pytest.mark.promise("replay-not-rerun", "in-flight-is-unknown")
+async def test_a_run_that_died_in_mid_call_is_made_again(world: Any, by_item: Any, tmp_path: Path) -> None:
+    inside, for_ever = asyncio.Event(), asyncio.Event()
+    holds = [True]
+
+    async def hold(item: str) -> dict[str, str]:
+        """Book an item, and do not come back the first time."""
+        booked = world.book(item)
+        if holds.pop() if holds else False:
+            inside.set()
+            await for_ever.wait()
+        return booked
+
+    def clerk() -> Any:
+        turns: list[Any] = [book("a"), [("call_0", "hold", {"item": "b"})], book("a")]
+        tools = booking(world, by_item), wrap_tool(kernel_function(hold), **by_item)
+        return fakes.agent(*tools, service=fakes.playing(*turns), instructions="Book.")
+
+    with closing(FileLog(tmp_path / "log")) as dying:
+        first = asyncio.create_task(asaga_run(clerk(), "go", log=dying, saga_id="s"))
+        try:
+            await asyncio.wait_for(inside.wait(), BOUND)
+            shutil.copytree(tmp_path / "log", tmp_path / "survivor")  # what a dead process would have left
+            with closing(FileLog(tmp_path / "survivor")) as log:
+                await asaga_run(clerk(), "go", log=log, saga_id="s")
+                assert world.acts == [
+                    (act, item) for act, item in zip(["book", "book", "undo", "book", "book"], "abbba", strict=True)
+                ]
+                state = read_saga(log, "s")
+        finally:
+            first.cancel()
+            await asyncio.wait({first}, timeout=BOUND)
+    assert state.status is SagaStatus.COMMITTED
+    assert [(step.tool, step.attempts) for step in state.steps] == [("book", 1), ("hold", 2), ("book", 1)]
 
 
 async def test_a_filter_that_answers_itself_leaves_no_step(world: Any, log: Any, by_result: Any) -> None:
