@@ -374,11 +374,27 @@ def test_the_heads_own_checkpoint_is_resumed_and_finished_tasks_are_not_repeated
     assert till.charged == [10] and till.mailed == ["you"] and sagas(log) == [SagaStatus.COMMITTED]
 
 
-def test_input_for_an_old_checkpoint_is_a_saga_that_says_where_it_was_forked(till: Till, log: Log, saver: Any) -> None:
+def test_input_for_an_old_checkpoint_is_a_saga_that_says_where_it_was_forked(
+    till: Till, log: Log, saver: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     graph = charge_then_ask(till, saver)
     saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
-    saga_run(graph, EMPTY, at(graph, "pay"), log=log, saga_id="fork")
+    with caplog.at_level(logging.WARNING, "agent_saga"):
+        saga_run(graph, EMPTY, at(graph, "pay"), log=log, saga_id="fork")
+    assert [record.args for record in caplog.records] == [("first",)]
     assert read_saga(log, "fork").metadata["forked_from"] == "first"
+
+
+def test_a_committed_saga_takes_no_new_call_whatever_its_thread_says(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    saga_run(graph, EMPTY, thread(), log=log, saga_id="first")
+    saga_run(graph, Command(resume="yes"), thread(), log=log)
+    # As after a checkpointer that has lost the end of the run, and its log has not.
+    graph.invoke(EMPTY, {**thread(), "metadata": {"saga_id": "first"}}, interrupt_before=["pay"])
+    with pytest.raises(SagaNotRunning, match="COMMITTED") as refused:
+        saga_run(graph, None, thread(), log=log)
+    assert "undone" not in "".join(refused.value.__notes__)
+    assert till.charged == [10] and sagas(log) == [SagaStatus.COMMITTED]
 
 
 # --- human edits

@@ -14,7 +14,7 @@ from langchain_core.runnables.config import RunnableConfig, merge_configs
 from langgraph import errors
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, GraphResumeEvent
 
-from agent_saga_core import Log, SagaNotRunning, current_saga
+from agent_saga_core import Log, SagaNotRunning, SagaStatus, current_saga
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, ToolRunner, covered
 from agent_saga_langchain.places import current_task
@@ -297,7 +297,9 @@ class _Opening:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         stands = self._run.stands
-        if isinstance(error, SagaNotRunning) and stands.resumes and error.saga_id == stands.saga_id:
+        if not isinstance(error, SagaNotRunning) or error.status == SagaStatus.COMMITTED:
+            return
+        if stands.resumes and error.saga_id == stands.saga_id:
             error.add_note(
                 "The thread's state still says what was undone. Begin anew with new input, fork an earlier checkpoint "
                 "(saga_run(graph, None, old_config)), or go on knowingly under another saga_id."

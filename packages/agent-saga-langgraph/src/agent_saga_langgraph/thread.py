@@ -89,6 +89,7 @@ def stand(
             "a saga of its own; then answer that."
         )
     if not at_head:
+        _warn_of_open(head)
         forked = yield from _origin(graph, own, addressed)
         return Standing(config=own, thread=thread, saga_id=saga_id, forked=forked)
     if not resuming:
@@ -242,12 +243,12 @@ def _is_update(state: Any) -> bool:
 
 
 def _warn_of_open(head: Any) -> None:
-    """New input leaves an interrupted run behind, which nobody can resume any more."""
+    """New input, and a fork, leave an interrupted run behind, which nobody can resume any more."""
     metadata: Mapping[str, Any] = head.metadata or {}
     left = metadata.get("saga_id")
     if head.next and left and current_saga() is None:
         log.warning(
-            "saga %r was left unfinished by new input to its thread; if it still waits, recovery will roll it back",
+            "saga %r was left unfinished by another run of its thread; if it still waits, recovery will roll it back",
             left,
         )
 
