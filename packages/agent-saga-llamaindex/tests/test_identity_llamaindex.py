@@ -162,6 +162,16 @@ async def test_a_run_made_again_from_its_top_meets_its_calls(till: Till, log: Me
 
 
 @bounded
+async def test_a_saga_tool_made_a_tool_of_an_agent_is_known_like_any(till: Till, log: MemoryLog) -> None:
+    declared = saga_tool(**BY_RESULT)(till.function())
+    for _ in range(2):
+        said = saying(call("charge", amount=1), call("charge", amount=1))
+        await asaga_run(agent([declared], said), "go", saga_id="s", log=log)
+        assert till.charged == [1, 1]
+    assert {identity[0] for identity in identities(log)} == {"call"}
+
+
+@bounded
 async def test_the_identity_of_a_models_call_is_its_work(till: Till, log: MemoryLog) -> None:
     await asaga_run(agent([tool_of(till)], saying(call("charge", amount=1))), "go", saga_id="s", log=log)
     ((kind, adapter, scope, tool, call_id),) = identities(log)
@@ -253,6 +263,32 @@ async def test_a_function_that_waits_is_paused(till: Till, log: MemoryLog) -> No
     assert await asaga_run(OneStep(lambda _ctx: charge(3)), waiting, YES, log=log) == {"amount": 3}
     (only,) = read_saga(log, "s").steps
     assert only.attempts == 1 and till.charged == [3]
+
+
+class Again:
+    """A second try, at once."""
+
+    def next(self, elapsed_time: float, attempts: int, error: Exception, **_: Any) -> float | None:
+        return 0.0 if attempts < 2 else None
+
+
+@bounded
+async def test_what_a_step_did_before_it_failed_is_not_done_again(till: Till, log: MemoryLog) -> None:
+    charge = saga_tool(**BY_RESULT)(till.function())
+    left = [RuntimeError("something else went wrong")]
+
+    class Failing(Workflow):
+        """Charges, and fails once."""
+
+        @step(retry_policy=Again())
+        async def only(self, ev: StartEvent) -> StopEvent:
+            made = charge(1)
+            if left:
+                raise left.pop()
+            return StopEvent(result=made)
+
+    assert await asaga_run(Failing(), saga_id="s", log=log) == {"amount": 1}
+    assert till.charged == [1] and read_saga(log, "s").status is SagaStatus.COMMITTED
 
 
 class Item(Event):

@@ -21,6 +21,7 @@ from llama_index.core.workflow import (
 from llamaindex_fakes import BY_AMOUNT, BY_RESULT, Till, agent, bounded, model, saying
 from workflows.errors import WorkflowCancelledByUser, WorkflowTimeoutError
 from workflows.events import WorkflowIdleEvent, WorkflowTimedOutEvent
+from workflows.runtime.types.ticks import TickTimeout
 
 from agent_saga_core import (
     DeclarationError,
@@ -65,25 +66,46 @@ def status(log: MemoryLog, saga_id: str = "s") -> SagaStatus:
     return read_saga(log, saga_id).status
 
 
+async def time_out(handler: Any) -> None:
+    """Let the run's time be over now, as its own clock would say it."""
+    await handler._external_adapter.send_event(TickTimeout(timeout=0.0))
+
+
+class Held:
+    """Holds a tool inside of its call."""
+
+    def __init__(self, till: Till) -> None:
+        self.inside, self.go = threading.Event(), threading.Event()
+        till.on = self.hold
+
+    def hold(self, _amount: int) -> None:
+        self.inside.set()
+        assert self.go.wait(30)
+
+    async def is_inside(self) -> None:
+        assert await asyncio.to_thread(self.inside.wait, 30)
+
+
+async def read(stream: Any, until: type[Any] | None = None) -> None:
+    async for event in stream:
+        if until is not None and isinstance(event, until):
+            return
+
+
 # --- the facts of LlamaIndex that the tests below rest on
 
 
 @bounded
 async def test_llamaindex_ends_a_run_at_its_timeout_and_lets_a_sync_tool_finish(till: Till) -> None:
-    inside, go, landed = threading.Event(), threading.Event(), threading.Event()
-
-    def hold(_amount: int) -> None:
-        inside.set()
-        assert go.wait(30)
-        landed.set()
-
-    till.on = hold
-    llm = saying(call("charge", amount=1))
+    held = Held(till)
+    running = agent([FunctionTool.from_defaults(till.function())], saying(call("charge", amount=1)), timeout=3600.0)
+    handler = running.run("go")
+    await held.is_inside()
+    await time_out(handler)
     with pytest.raises(WorkflowTimeoutError):
-        await agent([FunctionTool.from_defaults(till.function())], llm, timeout=0.2).run("go")
-    assert inside.is_set() and not landed.is_set()
-    go.set()
-    await asyncio.to_thread(landed.wait, 30)
+        await handler
+    assert till.charged == [1] and not held.go.is_set(), "it is still inside"
+    held.go.set()
 
 
 @bounded
@@ -108,23 +130,17 @@ async def test_llamaindex_says_when_a_run_has_come_to_rest(till: Till) -> None:
 async def test_a_sync_tool_that_lands_after_the_workflow_timed_out_is_undone_once(till: Till) -> None:
     clock = ManualClock()
     log = MemoryLog(clock=clock)
-    inside, go = threading.Event(), threading.Event()
-
-    def hold(_amount: int) -> None:
-        inside.set()
-        assert go.wait(30)
-
-    till.on = hold
-    running = agent([charge_tool(till)], saying(call("charge", amount=1)), timeout=0.2)
+    held = Held(till)
+    running = agent([charge_tool(till)], saying(call("charge", amount=1)), timeout=3600.0)
     stream = asaga_stream(running, "go", saga_id="s", log=log)
-    async for event in stream:
-        if isinstance(event, WorkflowTimedOutEvent):
-            break
-    assert inside.is_set() and till.acts == [("charge", 1)]
+    reading = asyncio.create_task(read(stream, WorkflowTimedOutEvent))
+    await held.is_inside()
+    await time_out(stream.handler)
+    await reading
     end = asyncio.create_task(anext(stream))
     await asyncio.to_thread(clock.wait_until_waiting, due_in=30.0)
-    assert not end.done(), "the saga did not wait for a call that still runs"
-    go.set()
+    assert not end.done() and till.acts == [("charge", 1)], "the saga did not wait for a call that still runs"
+    held.go.set()
     with pytest.raises(WorkflowTimeoutError) as raised:
         await end
     assert any("ROLLED_BACK" in note for note in raised.value.__notes__)
@@ -135,36 +151,28 @@ async def test_a_sync_tool_that_lands_after_the_workflow_timed_out_is_undone_onc
 @bounded
 async def test_a_sync_tool_that_lands_after_the_saga_gave_up_waiting_is_undone_once(till: Till) -> None:
     clock = ManualClock()
-    inside, go, released = threading.Event(), threading.Event(), threading.Event()
+    held, released = Held(till), threading.Event()
 
     class Watched(MemoryLog):
-        """Says when a saga is owned no more."""
+        """Says when the saga is owned no more."""
 
         def release(self, saga_id: str) -> None:
             super().release(saga_id)
-            if go.is_set():
-                released.set()
+            released.set()
 
     log = Watched(clock=clock)
-
-    def hold(_amount: int) -> None:
-        inside.set()
-        assert go.wait(30)
-
-    till.on = hold
-    running = agent([charge_tool(till)], saying(call("charge", amount=1)), timeout=0.2)
-    task = asyncio.create_task(asaga_run(running, "go", saga_id="s", log=log, drain_timeout=5.0))
-    assert await asyncio.to_thread(inside.wait, 30)
+    running = agent([charge_tool(till)], saying(call("charge", amount=1)), timeout=3600.0)
+    stream = asaga_stream(running, "go", saga_id="s", log=log, drain_timeout=5.0)
+    reading = asyncio.create_task(read(stream))
+    await held.is_inside()
+    await time_out(stream.handler)
     await asyncio.to_thread(clock.wait_until_waiting, due_in=5.0)
-    clock.advance(60.0)
-    done = asyncio.create_task(asyncio.wait({task}))
-    while not done.done():
-        await asyncio.wait({done, asyncio.create_task(asyncio.to_thread(clock.advance, 10.0))})
+    clock.advance(5.0)
     with pytest.raises(RollbackIncomplete, match="charge"):
-        await task
-    assert status(log) is SagaStatus.NEEDS_ATTENTION and till.refunded == []
-    go.set()
-    await asyncio.to_thread(released.wait, 30)
+        await reading
+    assert status(log) is SagaStatus.NEEDS_ATTENTION and till.refunded == [] and not released.is_set()
+    held.go.set()
+    assert await asyncio.to_thread(released.wait, 30)
     assert status(log) is SagaStatus.ROLLED_BACK and till.acts == [("charge", 1), ("refund", 1)]
 
 
@@ -177,9 +185,13 @@ async def test_an_async_tool_that_the_timeout_cancels_is_settled(till: Till, log
         await asyncio.Event().wait()
 
     till.on = hold
-    running = agent([charge_tool(till, True, **BY_AMOUNT)], saying(call("charge", amount=1)), timeout=0.2)
+    running = agent([charge_tool(till, True, **BY_AMOUNT)], saying(call("charge", amount=1)), timeout=3600.0)
+    stream = asaga_stream(running, "go", saga_id="s", log=log)
+    reading = asyncio.create_task(read(stream))
+    await inside.wait()
+    await time_out(stream.handler)
     with pytest.raises(WorkflowTimeoutError):
-        await asaga_run(running, "go", saga_id="s", log=log)
+        await reading
     assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
 
 
@@ -248,7 +260,10 @@ async def test_a_failed_run_inside_of_a_saga_is_undone_alone(till: Till, log: Me
         await asaga_run(agent([charge_tool(till)], saying(call("charge", amount=1))), "go")
         with pytest.raises(WorkflowTimeoutError):
             stuck = saying(call("charge", amount=2), call("confirm", question="ok?"))
-            await asaga_run(agent([charge_tool(till), asking_tool()], stuck, timeout=0.2), "go", on_wait="wait")
+            stream = asaga_stream(agent([charge_tool(till), asking_tool()], stuck, timeout=3600.0), "go")
+            await read(stream, InputRequiredEvent)
+            await time_out(stream.handler)
+            await read(stream)
     assert till.acts == [("charge", 1), ("charge", 2), ("refund", 2)] and status(log) is SagaStatus.COMMITTED
 
 
@@ -480,10 +495,10 @@ async def test_a_stream_that_has_ended_is_not_suspended(till: Till, log: MemoryL
 
 @bounded
 async def test_a_failed_stream_raises_what_the_run_raises(till: Till, log: MemoryLog) -> None:
-    running = agent(
-        [charge_tool(till), asking_tool()], saying(call("charge", amount=1), call("confirm", question="?")), timeout=0.2
-    )
+    said = saying(call("charge", amount=1), call("confirm", question="?"))
+    stream = asaga_stream(agent([charge_tool(till), asking_tool()], said, timeout=3600.0), "go", saga_id="s", log=log)
+    await read(stream, InputRequiredEvent)
+    await time_out(stream.handler)
     with pytest.raises(WorkflowTimeoutError):
-        async for _ in asaga_stream(running, "go", saga_id="s", log=log):
-            pass
+        await read(stream)
     assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
