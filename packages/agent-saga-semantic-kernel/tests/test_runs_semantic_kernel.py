@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import semantic_kernel_fakes as fakes
 from semantic_kernel import Kernel
+from semantic_kernel.agents import ConcurrentOrchestration, SequentialOrchestration
+from semantic_kernel.agents.runtime import InProcessRuntime
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
 from semantic_kernel.connectors.ai.prompt_execution_settings import PromptExecutionSettings
 from semantic_kernel.contents import AuthorRole, ChatHistory
@@ -565,6 +567,56 @@ async def test_a_run_in_a_saga_is_told_in_its_calls(log: Any) -> None:
     state = read_saga(log, "s")
     assert (state.name, state.metadata) == ("clerk", {"order": 7})
     assert steps[0].saga_id == "s" and steps[0].tool == "look"
+
+
+@pytest.mark.promise("no-unprotected-call", "closed-means-closed")
+@pytest.mark.parametrize("started", ["inside", "before", "in another saga"])
+@pytest.mark.parametrize("kind", [SequentialOrchestration, ConcurrentOrchestration])
+async def test_agents_that_a_runtime_runs(kind: Any, started: str, world: Any, log: Any, by_result: Any) -> None:
+    tool = booking(world, by_result)
+    agents = [
+        fakes.agent(tool, service=fakes.playing(book(name)), name=name, instructions="Book.", description="Books.")
+        for name in ("one", "two")
+    ]
+    runtime = InProcessRuntime()
+
+    async def body() -> None:
+        async with saga_scope("s", log=log, independent=True) as saga:
+            if started == "inside":
+                runtime.start()
+            with bind(saga, *agents, by_binding=started != "inside"):
+                running = await kind(members=agents).invoke("go", runtime=runtime)
+                await running.get(timeout=BOUND)
+            raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            if started == "in another saga":
+                async with saga_scope("other", log=log) as other:
+                    runtime.start()
+                    await body()
+                assert other.steps == ()
+            else:
+                if started == "before":
+                    runtime.start()
+                await body()
+    finally:
+        await runtime.stop_when_idle()
+    assert world.booked == ["one", "two"] and world.standing == []
+    assert [scope for _, _, scope, _, _ in identities(log)] == ["/one#1/0", "/two#1/0"]
+
+
+@pytest.mark.promise("no-unprotected-call")
+async def test_a_runtime_started_before_the_saga_runs_no_bound_function(world: Any, log: Any, by_result: Any) -> None:
+    agent = fakes.agent(booking(world, by_result), service=fakes.playing(book("a")), description="Books.")
+    runtime = InProcessRuntime()
+    runtime.start()
+    async with saga_scope("s", log=log) as saga:
+        with bind(saga, agent):
+            running = await SequentialOrchestration(members=[agent]).invoke("go", runtime=runtime)
+            await running.get(timeout=BOUND)
+    await runtime.stop_when_idle()
+    assert world.acts == []
 
 
 async def test_only_agents_and_kernels_are_run() -> None:

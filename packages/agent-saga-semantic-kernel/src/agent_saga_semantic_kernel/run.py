@@ -159,15 +159,24 @@ def asaga_stream(
 
 
 @contextmanager
-def bind(saga: Saga, *objects: object) -> Generator[Saga]:
+def bind(saga: Saga, *objects: object, by_binding: bool = False) -> Generator[Saga]:
     """Bind the wrapped functions of agents, kernels, plugins, functions or lists of them to a running saga.
 
     For whatever runs them itself: a chat service with a history of yours, a group of agents. In the block the kernels
     that are found tell functions which call of the model's they are made for, and a call of a bound function where no
     saga can be told raises `BoundaryRequired`.
+
+    An agent runtime calls functions in the context in which it was started. Start it inside of the scope; of one that
+    was started elsewhere, and maybe in another saga, say `by_binding=True`.
+
+    Args:
+        saga: The saga, open.
+        *objects: What runs in it.
+        by_binding: Take each call of a bound function for this saga's, whatever saga its context names. Bound that way
+            to two running sagas at once, a function refuses.
     """
     with ExitStack() as held:
-        held.enter_context(covered(saga, runners_in(objects)))
+        held.enter_context(covered(saga, runners_in(objects), by_binding=by_binding))
         for kernel in kernels_in(objects):
             held.enter_context(_filtered(kernel))
         yield saga

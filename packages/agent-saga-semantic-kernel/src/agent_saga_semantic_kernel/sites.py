@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from agent_saga_core import Saga, current_saga
+from agent_saga_core import BoundaryRequired, Saga, SagaNotRunning, current_saga
 from agent_saga_core.wrapping import REFUSALS, CallSite, ToolRunner, runner_of
 from agent_saga_semantic_kernel.adapter import NAME
 
@@ -112,16 +112,19 @@ def in_place(place: Place | None) -> Generator[None]:
 @contextmanager
 def stepping(saga: Saga, runner: ToolRunner) -> Generator[CallSite]:
     """The site of a call of this wrapped function; what it calls in the block is within that call."""
-    here = _here_in(saga)
-    if here is None:
-        yield CallSite(NAME)
+    here, current = _here_in(saga), current_saga()
+    inside = here.within() if here is not None else None
+    if here is None or inside is None:
+        site = CallSite(NAME)
     elif here.runner is runner:
-        with in_place(here.within()):
-            yield CallSite(NAME, here.scope, here.call_id)
+        site = CallSite(NAME, here.scope, here.call_id)
     else:
-        inside = here.within()
-        with in_place(inside):
-            yield CallSite(NAME, inside.scope)
+        site = CallSite(NAME, inside.scope)
+    with ExitStack() as held:
+        if current is None or not current.same_as(saga):  # the binding has told it: its context is another one's
+            held.enter_context(saga.attached())
+        held.enter_context(in_place(inside))
+        yield site
 
 
 async def hand_over(context: Any, next: Callable[[Any], Awaitable[None]]) -> None:
@@ -130,7 +133,7 @@ async def hand_over(context: Any, next: Callable[[Any], Awaitable[None]]) -> Non
     The framework passes `next` by that name. After so many refusals no further message goes to the model: this is what
     `terminate` means, and the exceptions of functions never reach the code that asks the model.
     """
-    saga = current_saga()
+    saga = _saga_of(runner_of(context.function))
     if saga is None:
         await next(context)
         return
@@ -138,6 +141,16 @@ async def hand_over(context: Any, next: Callable[[Any], Awaitable[None]]) -> Non
         await next(context)
     if saga.refusals >= REFUSALS:
         context.terminate = True
+
+
+def _saga_of(runner: ToolRunner | None) -> Saga | None:
+    """The saga that a call of the function will be a step of; None where it will be none, or refuse by itself."""
+    if runner is None:
+        return current_saga()
+    try:
+        return runner.saga()
+    except (BoundaryRequired, SagaNotRunning):
+        return None
 
 
 def _here_in(saga: Saga) -> Place | None:
