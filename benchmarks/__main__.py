@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import engine, log, peers
+from benchmarks import engine, imports, log, peers
 from benchmarks.tables import Row, machine, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 MARK = "<!-- the table below is written by `python -m benchmarks --write` -->"
 PEERS_MARK = "<!-- the table below is written by `python -m benchmarks --peers --write` -->"
 
-OWN: dict[str, Callable[[Path], list[Row]]] = {"engine": engine.run, "log": log.run}
+OWN: dict[str, Callable[[Path], list[Row]]] = {"engine": engine.run, "log": log.run, "imports": imports.run}
 PEERS = "peers"
 
 
