@@ -8,6 +8,4 @@ __all__ = ["ADAPTER", "NAME"]
 
 NAME: Final = "semantic-kernel"
 
-ADAPTER: Final = Adapter(
-    name=NAME, package="agent_saga_semantic_kernel", roots=("semantic_kernel", "agent_saga_semantic_kernel")
-)
+ADAPTER: Final = Adapter(name=NAME, package="agent_saga_semantic_kernel", roots=("semantic_kernel",))
