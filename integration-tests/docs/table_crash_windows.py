@@ -177,7 +177,7 @@ WINDOWS = (
         promises=("in-flight-is-unknown", "no-false-clean"),
     ),
     Window(
-        title="Sent, and lands while recovery waits",
+        title="Sent, and lands while recovery waits, or after it if it does not wait",
         held="before",
         lands="meanwhile",
         promises=("in-flight-is-unknown", "no-false-clean"),
