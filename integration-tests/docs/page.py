@@ -55,7 +55,9 @@ def run(path: Path) -> None:
     for block in blocks(path.read_text("utf-8")):
         if block.info == "python":
             # The empty lines put tracebacks on the page's own line numbers.
-            exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), vars(page))
+            # This file's own `from __future__` is not the page's.
+            code = compile("\n" * (block.line - 1) + block.text, str(path), "exec", dont_inherit=True)
+            exec(code, vars(page))
         elif block.info == "console":
             for command, expected in commands(block):
                 code = subprocess.run(command, shell=True, check=False).returncode

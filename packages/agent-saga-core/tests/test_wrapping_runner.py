@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,110 @@ def test_a_body_that_answers_a_failure_with_other_arguments_replays_to_the_recor
     with saga_scope("s", log=log, resume="continue"):
         assert body() == {"value": 5}
     assert world.effects == [5]
+
+
+def test_a_savepoint_of_a_body_that_runs_again_has_the_calls_that_are_met_in_it(log, world, charge):
+    def body(fails: bool) -> None:
+        saga, this = current_saga(), object()
+        assert saga is not None
+        _call(charge, world, "outside", CallSite("frame", "task", body=this))
+        with saga.savepoint():
+            _call(charge, world, "inside", CallSite("frame", "task", body=this))
+            if fails:
+                raise ValueError
+
+    with saga_scope("s", log=log):
+        body(False)  # and whatever comes after it in the framework fails, so that the framework makes it again
+        with pytest.raises(ValueError):
+            body(True)
+        assert world.undone == ["inside"] and world.effects == ["outside"]
+        body(False)
+    assert world.effects == ["outside", "inside"]
+
+
+class Paper:
+    """A frame: every call is made at a place of its own kind, may pause, and asks the frame."""
+
+    def __init__(self) -> None:
+        self.body: object = None
+        self.heard: list[SagaAborted] = []
+        self.yes = True
+
+    def place(self, saga: Any, spec: Any, args: Any, site: CallSite | None, *, named: bool) -> Any:
+        if site is None and not named:
+            site = CallSite("frame", "task", body=self.body)
+        return replace(spec, interrupts=(Interrupt,)), site, lambda request: self.yes
+
+    def refuse(self, saga: Any, refusal: SagaAborted) -> SagaAborted:
+        self.heard.append(refusal)
+        return refusal
+
+
+@pytest.mark.parametrize("nested", ["none", "savepoint", "scope"])
+def test_plain_functions_and_nested_scopes_learn_from_the_frame(log, world, nested):
+    frame = Paper()
+
+    @compensator("take_back")
+    def take_back(value: Any) -> None: ...
+
+    @saga_tool(semantics="COMPENSABLE", compensate=undo(take_back, value="result.value"))
+    def pay(value: int) -> Any:
+        return world.put(value)
+
+    @saga_tool(semantics="IRREVERSIBLE")
+    def mail(to: str) -> Any:
+        return world.put(to)
+
+    def body(answered: bool) -> None:
+        frame.body = object()
+        outer = current_saga()
+        assert outer is not None
+        inner = {"none": nullcontext, "savepoint": outer.savepoint, "scope": saga_scope}[nested]()
+        with inner:
+            pay(1)
+            mail("ada")
+            outer.execute("keyed", lambda: world.put("keyed"), semantics="IRREVERSIBLE", key="k")
+            if not answered:
+                raise Interrupt
+
+    saga = saga_scope("s", log=log)
+    saga.frame = frame
+    with saga:
+        if nested == "none":
+            with pytest.raises(Interrupt):
+                body(False)
+        else:
+            body(True)
+        saga.suspend("asks")
+    again = saga_scope("s", log=log, resume="continue")
+    again.frame = frame
+    with again:
+        body(True)
+        frame.yes = False
+        with pytest.raises(ApprovalRequired):
+            mail("bob")
+    assert world.effects == [1, "ada", "keyed"]
+
+
+async def test_the_frame_hears_refusals_and_says_what_comes_out(log):
+    frame = Paper()
+
+    @saga_tool(semantics="READ_ONLY")
+    def look() -> None: ...
+
+    @saga_tool(semantics="READ_ONLY")
+    async def alook() -> None: ...
+
+    saga = saga_scope(log=log)
+    saga.frame = frame
+    with pytest.raises(SagaAborted):
+        async with saga:
+            saga.abort("enough")
+            with pytest.raises(SagaAborted):
+                look()
+            with pytest.raises(SagaAborted):
+                await alook()
+    assert len(frame.heard) == 2
 
 
 def test_calls_counted_in_the_saga_go_on_counting_when_it_goes_on(log, world, charge):

@@ -544,15 +544,17 @@ def test_a_run_inside_of_a_node_belongs_to_the_run_around_it(till: Till, log: Lo
     assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
 
 
-def test_a_savepoint_in_a_node_is_told_by_its_task_too(till: Till, log: Log, saver: Any) -> None:
+@pytest.mark.parametrize("kind", ["savepoint", "saga_scope"])
+def test_a_savepoint_in_a_node_is_told_by_its_task_too(till: Till, log: Log, saver: Any, kind: str) -> None:
     mail, left = saga_tool(**MAIL)(till.mail), [LookupError("once")]
 
     def node(state: Noted) -> Noted:
         saga = current_saga()
         assert saga is not None
-        with saga.savepoint():
+        opened = saga.savepoint if kind == "savepoint" else saga_scope
+        with opened():
             mail("kept")
-        with suppress(LookupError), saga.savepoint():
+        with suppress(LookupError), opened():
             mail("undone")
             if left:
                 raise left.pop()

@@ -32,6 +32,7 @@ from agent_saga_core import (
     NotApplied,
     SagaAborted,
     SagaStatus,
+    current_saga,
     read_saga,
     saga_scope,
     saga_tool,
@@ -379,6 +380,29 @@ async def test_an_inner_run_that_cannot_be_told_is_refused(till: Till, log: Memo
     assert till.charged == [1]
     assert str(await asaga_run(agent(tools, said), waiting, YES, log=log)) == "bye"
     assert till.charged == [1], "refused: whether it is the former process's call cannot be told"
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "saga_scope"])
+@bounded
+async def test_what_a_step_did_in_a_scope_of_its_own_before_it_waited_is_not_done_again(
+    till: Till, log: MemoryLog, kind: str
+) -> None:
+    charge = saga_tool(**BY_RESULT)(till.afunction())
+
+    async def body(ctx: Context) -> str:
+        saga = current_saga()
+        assert saga is not None
+        async with saga.savepoint() if kind == "savepoint" else saga_scope():
+            await charge(1)
+        await wait(ctx)
+        async with saga_scope():
+            await charge(2)
+        return "done"
+
+    waiting = await asaga_run(OneStep(body), saga_id="s", log=log)
+    assert isinstance(waiting, SuspendedRun) and till.charged == [1]
+    assert str(await asaga_run(OneStep(body), waiting, YES, log=log)) == "done"
+    assert till.charged == [1, 2] and read_saga(log, "s").status is SagaStatus.COMMITTED
 
 
 # --- runs that nobody announced

@@ -9,5 +9,5 @@ __all__ = ["ADAPTER"]
 ADAPTER = Adapter(
     name="autogen",
     package="agent_saga_autogen",
-    roots=("autogen_core", "autogen_agentchat", "autogen_ext", "agent_saga_autogen"),
+    roots=("autogen_core", "autogen_agentchat", "autogen_ext"),
 )

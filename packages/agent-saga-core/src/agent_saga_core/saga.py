@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics, Inverse, NotAppliedRule, Observation, StepSpec
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
     asyncio = LazyModule("asyncio")
 
-__all__ = ["Saga", "check_saga_id", "current_saga", "saga_scope"]
+__all__ = ["Frame", "Saga", "check_saga_id", "current_saga", "saga_scope"]
 
 log = logging.getLogger("agent_saga")
 T = TypeVar("T")
@@ -140,6 +140,33 @@ def saga_scope(
     )
 
 
+class Frame(Protocol):
+    """What the calls in a saga learn from the framework that runs its body.
+
+    A wrapped tool of the framework brings its own place. A plain saga function, or `Saga.execute`, called in the
+    framework's nodes or steps knows nothing of it: the frame of the saga says where the call is made, by which
+    exceptions it may be paused, and whom to ask. Every savepoint has the frame of the scope around it.
+    """
+
+    def place(
+        self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
+    ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:
+        """The declaration, place and gate of a call that is about to be made.
+
+        Args:
+            saga: The scope that it is made in.
+            spec: Its declaration.
+            args: Its arguments by name.
+            site: Its place, if whoever makes it knows one.
+            named: Whether it has a key or id of its own, so that no place is needed.
+        """
+        ...
+
+    def refuse(self, saga: Saga, refusal: SagaAborted) -> SagaAborted:
+        """What the framework hears when a call is refused because the saga can no longer commit."""
+        ...
+
+
 class Saga:
     """One saga, or a savepoint in it. Made by `saga_scope`; entered once.
 
@@ -179,6 +206,8 @@ class Saga:
         self._blocks: asyncio.AbstractEventLoop | None = None
         self._held: list[asyncio.CancelledError] = []
         self._own_report: Report | None = None
+        self.frame: Frame | None = None
+        """For adapters: set before the scope is entered. A savepoint takes over that of the scope around it."""
 
     # --- what it tells
 
@@ -224,6 +253,18 @@ class Saga:
     def scope(self) -> str:
         """The savepoint's path within the saga; empty for the saga itself."""
         return self._scope
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether new steps may start in it, and it may still commit."""
+        run = self._run
+        with run.lock:
+            return run.fold.rollback_only is None and not (run.replay_only or run.over or run.suspended)
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the scope was opened with `approve=`."""
+        return self._run.options.approve is not None
 
     @property
     def goes_on(self) -> bool:
@@ -377,6 +418,7 @@ class Saga:
         `site` is where a framework made the call; `approve` is asked instead of the scope's own gate.
         """
         run = self._stepping()
+        spec, site, approve = self._placed(spec, args, key, call_id, site, approve)
         call = self._prepare(run, spec, args, invoke, key, call_id, site)
         call.approve = approve
         token, around = object(), _surroundings()
@@ -387,7 +429,7 @@ class Saga:
             self._abandon(run, token)
             raise
         if outcome.error is not None:
-            raise outcome.error
+            raise self._told(outcome.error)
         return outcome.value
 
     async def arun_step(
@@ -408,6 +450,7 @@ class Saga:
                 "This scope was opened with `with` on a running event loop, which its end will block: it takes no "
                 "async step there. Use `async with saga_scope(...)`."
             )
+        spec, site, approve = self._placed(spec, args, key, call_id, site, approve)
         call = self._prepare(run, spec, args, invoke, key, call_id, site)
         call.approve = approve
         call.settle_later = False
@@ -422,8 +465,27 @@ class Saga:
         if held:
             raise held[0]
         if outcome.error is not None:
-            raise outcome.error
+            raise self._told(outcome.error)
         return outcome.value
+
+    def _placed(
+        self,
+        spec: StepSpec,
+        args: Mapping[str, Any],
+        key: str | None,
+        call_id: str | None,
+        site: CallSite | None,
+        approve: Callable[..., Any] | None,
+    ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:
+        if self.frame is None:
+            return spec, site, approve
+        spec, site, gate = self.frame.place(self, spec, args, site, named=key is not None or call_id is not None)
+        return spec, site, approve or gate
+
+    def _told(self, error: BaseException) -> BaseException:
+        if self.frame is None or not isinstance(error, SagaAborted):
+            return error
+        return self.frame.refuse(self, error)
 
     def _stepping(self) -> Run:
         run = self._run
@@ -715,6 +777,7 @@ class Saga:
             run.savepoints.add(self._scope)
         self._opened = run
         self._blocks = parent._blocks
+        self.frame = self.frame or parent.frame
 
     def _entered(self) -> None:
         self._before = current_saga()
@@ -766,7 +829,7 @@ class Saga:
         clean: bool = yield from finish_savepoint(run, self._scope)
         if clean:
             return Report(saga_id=run.saga_id, status=run.fold.status, clean=True)
-        remaining = {found.number: found.view() for found, _ in run.fold.open_attempts(self._scope)}
+        remaining = {found.number: found.view() for found, _ in run.open_attempts(self._scope)}
         return Report(saga_id=run.saga_id, status=run.fold.status, clean=False, remaining=tuple(remaining.values()))
 
     def _ended(self, run: Run, report: Report | None, error: BaseException | None) -> BaseException | None:

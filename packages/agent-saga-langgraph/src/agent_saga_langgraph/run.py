@@ -20,7 +20,7 @@ from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, ToolRunner, co
 from agent_saga_langchain.places import current_task
 from agent_saga_langgraph.approvals import Gate
 from agent_saga_langgraph.looking import Look, Read, alook, look
-from agent_saga_langgraph.scope import GraphSaga, graph_scope
+from agent_saga_langgraph.scope import graph_scope
 from agent_saga_langgraph.thread import Standing, busy, moved, paused, stand
 from agent_saga_langgraph.walk import runners_in
 
@@ -203,7 +203,7 @@ def asaga_stream(
     return AsyncGraphStream(_Run(graph, input, config, saga_id, log, scope, deadline, metadata, kwargs))
 
 
-def _pieces(run: _Run, saga: GraphSaga) -> Iterator[Any]:
+def _pieces(run: _Run, saga: Saga) -> Iterator[Any]:
     try:
         yield from run.graph.stream(run.input, run.config(saga), **run.kwargs)
     except Exception as error:
@@ -211,7 +211,7 @@ def _pieces(run: _Run, saga: GraphSaga) -> Iterator[Any]:
         raise
 
 
-async def _apieces(run: _Run, saga: GraphSaga) -> AsyncIterator[Any]:
+async def _apieces(run: _Run, saga: Saga) -> AsyncIterator[Any]:
     try:
         async with aclosing(run.graph.astream(run.input, run.config(saga), **run.kwargs)) as pieces:
             async for piece in pieces:
@@ -262,7 +262,7 @@ class AsyncGraphStream(AsyncIterator[Any]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _begin(self, saga: GraphSaga) -> AsyncSagaStream[Any]:
+    def _begin(self, saga: Saga) -> AsyncSagaStream[Any]:
         run = self._run
 
         async def start() -> AsyncIterator[Any]:
@@ -340,7 +340,7 @@ class _Run:
         if self.stands.thread is not None and "checkpoint_during" not in self.kwargs:  # the former name of the same
             self.kwargs = {"durability": "sync", **self.kwargs}
 
-    def scope(self) -> GraphSaga:
+    def scope(self) -> Saga:
         """The scope, not yet opened. What can be seen of the graph's tools is seen before it is."""
         self.runners = runners_in(self.graph)
         stands = self.stands
@@ -367,12 +367,12 @@ class _Run:
         """Bind what can be seen of the graph's tools to the saga."""
         return covered(saga, self.runners)
 
-    def config(self, saga: GraphSaga) -> Any:
+    def config(self, saga: Saga) -> Any:
         """The config to run with: the saga's id is stored with each checkpoint."""
         more: RunnableConfig = {"metadata": {"saga_id": saga.id}, "callbacks": [self.watch]}
         return merge_configs(cast(RunnableConfig, self.stands.config), more)
 
-    def check(self, saga: GraphSaga) -> Look[None]:
+    def check(self, saga: Saga) -> Look[None]:
         """Look at the thread once more, now that nobody else can resume it."""
         if not self.stands.resumes:
             return
@@ -384,7 +384,7 @@ class _Run:
                 yield self._suspend(saga, "its thread could not be resumed")
             raise
 
-    def ended(self, saga: GraphSaga) -> Look[None]:
+    def ended(self, saga: Saga) -> Look[None]:
         """Suspend the saga of a run that waits; leave every other to the scope's end."""
         if not saga.takes_steps:
             return
@@ -396,7 +396,7 @@ class _Run:
         if at is not None:
             yield self._suspend(saga, f"the graph waits at {', '.join(dict.fromkeys(at))}")
 
-    def stopped(self, saga: GraphSaga, error: Exception) -> Look[None]:
+    def stopped(self, saga: Saga, error: Exception) -> Look[None]:
         """Suspend the saga of a run that LangGraph has stopped where it may go on; leave others to the scope's end."""
         if not saga.takes_steps or self.stands.thread is None:
             return
@@ -405,7 +405,7 @@ class _Run:
         elif IS_INVALID_ANSWER(error) or (self.stands.resumes and not self.watch.resumed):
             yield self._suspend(saga, "the answer was not one that the graph takes")
 
-    def _suspend(self, saga: GraphSaga, reason: str) -> Read:
+    def _suspend(self, saga: Saga, reason: str) -> Read:
         return Read(
             lambda: saga.suspend(reason, deadline=self.deadline),
             lambda: saga.asuspend(reason, deadline=self.deadline),

@@ -19,7 +19,7 @@ from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import covered
 from agent_saga_llamaindex.inside import UNTOLD, names_work
-from agent_saga_llamaindex.sited import SitedSaga
+from agent_saga_llamaindex.sited import WorkflowFrame
 from agent_saga_llamaindex.sites import HERE, RunScope, label_for
 from agent_saga_llamaindex.suspended import SuspendedRun, state_of
 from agent_saga_llamaindex.walk import runners_in
@@ -170,7 +170,7 @@ class Run:
         approve: Callable[..., Any] | None,
         drain_timeout: float,
         metadata: Mapping[str, Any] | None,
-    ) -> SitedSaga:
+    ) -> Saga:
         """The scope of the run, not yet entered."""
         saga = saga_scope(
             self.saga_id,
@@ -182,8 +182,9 @@ class Run:
             metadata=metadata,
             resume="replay" if self.state is None else "continue",
         )
+        saga.frame = WorkflowFrame()
         self.within = current_saga()
-        return SitedSaga.of(saga)
+        return saga
 
     def around(self, saga: Saga) -> AbstractContextManager[Any]:
         """Bind the tools that can be seen to the saga."""

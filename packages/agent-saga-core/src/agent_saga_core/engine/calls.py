@@ -65,6 +65,7 @@ def prepare(
         base=_json(counted),
         explicit=site is not None or declared is not None or call_id is not None,
         body=site.body if site is not None else None,
+        placed=site is not None,
         parent=parent,
         enclosing=enclosing,
         declared_key=declared,
@@ -132,10 +133,12 @@ def site_in(identity: str) -> tuple[str, CallSite] | None:
 def _counted_at(site: CallSite, scope: str, tool: str) -> tuple[str, ...]:
     """What calls without an id have in common that are counted together.
 
-    A call counted within a body is the same call in the next execution of that body; one that is counted in the saga
-    goes on counting when the saga goes on ("n", see `reopen`).
+    A call counted within a body is the same call in the next execution of that body, whose savepoints may have other
+    numbers then; one that is counted in the saga goes on counting when the saga goes on ("n", see `reopen`).
     """
-    return ("n" if site.body is None else "body", scope, site.adapter, site.scope, tool)
+    if site.body is not None:
+        return ("body", "", site.adapter, site.scope, tool)
+    return ("n", scope, site.adapter, site.scope, tool)
 
 
 def _spelled_site(tool: str, site: CallSite | None, secrets: tuple[str, ...]) -> CallSite | None:

@@ -10,7 +10,7 @@ from agent_saga_core.clock import Clock
 from agent_saga_core.declare import ActionSemantics, StepSpec
 from agent_saga_core.engine.effects import Draft
 from agent_saga_core.records import Record
-from agent_saga_core.state import Attempt, SagaFold, Step
+from agent_saga_core.state import Attempt, SagaFold, Step, within
 from agent_saga_core.values import Encoded
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class StepCall:
         "invoke",
         "occurrence",
         "parent",
+        "placed",
         "refused",
         "scope",
         "settle_later",
@@ -98,6 +99,7 @@ class StepCall:
         refused: BaseException | None = None,
         explicit: bool = False,
         body: Hashable = None,
+        placed: bool = False,
     ) -> None:
         self.spec = spec
         self.args = args
@@ -108,6 +110,7 @@ class StepCall:
         self.declared_key = declared_key
         self.explicit = explicit  # the identity alone says which call it is: other arguments are a conflict
         self.body = body
+        self.placed = placed
         self.identity = identity or ""
         self.base = base
         self.occurrence = -1
@@ -184,6 +187,7 @@ class Run:
         self.must_undo: set[Attempted] = set()
         self.recorded: set[int] = set()
         self.met: set[int] = set()
+        self.met_in: dict[int, str] = {}  # by step: the savepoint that a body run again has met it in
         self.types: dict[str, type] = {}
         self.secrets: dict[int, tuple[str, ...]] = {}  # by step: what its arguments hide
         self.shelf: dict[object, Any] = {}  # what adapters keep for as long as the saga is open here
@@ -244,6 +248,23 @@ class Run:
         with self.lock:
             self.busy.discard(key)
             self.notify()
+
+    def open_attempts(self, scope: str = "") -> list[tuple[Step, Attempt]]:
+        """What may have to be undone in `scope`, in the order of undo, by the savepoints of the body that runs now."""
+        if not scope or not self.met_in:
+            return self.fold.open_attempts(scope)
+        found = self.fold.open_attempts()
+        return [(step, its) for step, its in found if within(self.met_in.get(step.number, step.scope), scope)]
+
+    def meet(self, step: Step, call: StepCall) -> None:
+        """A call has met its step. Under the lock.
+
+        A framework that runs a body again opens its savepoints again, under other numbers: a step that was made in one
+        of them belongs to the one that it is met in now, and is undone with that.
+        """
+        self.met.add(step.number)
+        if call.placed and step.scope and not within(call.scope, step.scope):
+            self.met_in[step.number] = call.scope
 
     def leave(self, token: object) -> None:
         """A step's flow appends nothing any more."""

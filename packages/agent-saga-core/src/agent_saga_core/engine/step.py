@@ -217,7 +217,7 @@ def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
     if held:
         return _Found("wait", step)
     if attempt.status is StepStatus.DONE:
-        run.met.add(step.number)
+        run.meet(step, call)
         return _Found("replay", step)
     closed = _closed(run, call.scope)
     return _Found("refused", error=closed) if closed is not None else _Found("settle", step)
@@ -293,26 +293,32 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
             return [], _Found("refused", error=call.refused)  # what it did before it paused is still unknown
         refusal = {"step": number, "attempt": attempt, "reason": f"refused: {type(call.refused).__name__}"}
         return [(RecordType.INTENT, data), (RecordType.NOT_APPLIED, refusal)], _Found("refused", error=call.refused)
-    key = (number, attempt)
     if spec.semantics is not ActionSemantics.READ_ONLY:
-        data["undo_key"] = derive_key(fold.nonce, call.identity, attempt, "compensation")
-        data["in_doubt"] = spec.in_doubt
-        stored, local = stored_at_intent(run, call, data)
-        if stored is not None:
-            data["undo"] = stored
-        if local is not None:
-            run.local[key] = local
-        if spec.probe_name is not None:
-            data["probe"] = spec.probe_name
-    run.born[key] = run.clock.monotonic()
+        _say_undo(run, call, data)
+    run.born[number, attempt] = run.clock.monotonic()
     run.specs[number] = spec
     if call.encoded.secrets:
         run.secrets[number] = call.encoded.secrets
     run.met.add(number)
+    if step is not None:
+        run.meet(step, call)
     goes_on = "resumed" in data
     running = run.running[token] = Running(call, number, attempt, goes_on=goes_on)
     running.started = not spec.semantics.durable
     return [(RecordType.INTENT, data)], _Found("started", running=running)
+
+
+def _say_undo(run: Run, call: StepCall, data: dict[str, Any]) -> None:
+    """Put into an INTENT what is known of the undo before the call."""
+    data["undo_key"] = derive_key(run.fold.nonce, call.identity, data["attempt"], "compensation")
+    data["in_doubt"] = call.spec.in_doubt
+    stored, local = stored_at_intent(run, call, data)
+    if stored is not None:
+        data["undo"] = stored
+    if local is not None:
+        run.local[data["step"], data["attempt"]] = local
+    if call.spec.probe_name is not None:
+        data["probe"] = call.spec.probe_name
 
 
 def _launch(run: Run, token: object, running: Running, interrupted: BaseException | None) -> Transition:

@@ -56,7 +56,7 @@ def unwind(run: Run, scope: str, patient_until: float) -> Flow[bool]:
     while True:
         wake: float | None = None
         progress = False
-        for step, attempt in (yield Append(lambda: ([], run.fold.open_attempts(scope)))):
+        for step, attempt in (yield Append(lambda: ([], run.open_attempts(scope)))):
             key = (step.number, attempt.number)
             if key in tried or attempt.accepted or not attempt.open:
                 continue
@@ -71,7 +71,7 @@ def unwind(run: Run, scope: str, patient_until: float) -> Flow[bool]:
             yield Sleep(max(0.0, wake - run.clock.monotonic()), "a call that was given up may still land")
         elif not progress:
             break
-    return (yield Append(lambda: ([], not any(not a.accepted for _, a in run.fold.open_attempts(scope)))))
+    return (yield Append(lambda: ([], not any(not a.accepted for _, a in run.open_attempts(scope)))))
 
 
 def _undo_one(run: Run, step: Step, attempt: Attempt) -> Flow[Settled]:

@@ -1,6 +1,7 @@
 """What declarations and adapters call: one runner, sync and async, for functions and for the tools of frameworks."""
 
 from agent_saga_core.engine.run import CallSite
+from agent_saga_core.saga import Frame
 from agent_saga_core.wrapping.covered import covered
 from agent_saga_core.wrapping.functions import Binding, saga_tool
 from agent_saga_core.wrapping.runner import REFUSALS, Declaration, ToolRunner, runner_of
@@ -12,6 +13,7 @@ __all__ = [
     "Binding",
     "CallSite",
     "Declaration",
+    "Frame",
     "SagaStream",
     "ToolRunner",
     "covered",
