@@ -330,6 +330,42 @@ async def test_a_cancelled_run_comes_out_rolled_back(
     assert world.standing == ["free"]
 
 
+@pytest.mark.parametrize("how", ["token", "token and task", "task", "task twice", "refusals"])
+async def test_a_team_that_was_stopped_can_run_again(
+    how: str, world: Any, log: Any, model: Any, by_item: Any, by_result: Any
+) -> None:
+    """A team whose own runtime is left running waits for ever, and keeps its loop busy, in its next run."""
+
+    async def fail(item: str) -> dict[str, str]:
+        raise TimeoutError(item)
+
+    declared = by_result if how == "refusals" else by_item
+    tool, fails = wrap_tool(world.tool(), **by_item), wrap_tool(fail, **declared)
+    calls = [("0", "fail", {"item": "a"})], *[[(f"r{n}", "book", {"item": "b"})] for n in range(3)]
+    turns = calls if how == "refusals" else [[("1", "book", {"item": "hold"})]]
+    agent = model.agent("clerk", [tool, fails], *turns, "well", "well", "well")
+    team, token = model.team(agent), CancellationToken()
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(BOUND):
+        run = asyncio.create_task(asaga_run(team, "go", saga_id="A", log=log, cancellation_token=token))
+        if how != "refusals":
+            await world.until_inside("hold")
+            if "token" in how:
+                token.cancel()
+            if "task" in how:
+                run.cancel()
+            if "twice" in how:
+                await asyncio.sleep(0)
+                run.cancel()
+            world.released.set()
+        with pytest.raises((asyncio.CancelledError, RollbackIncomplete)):
+            await run
+        while asyncio.all_tasks() - before:
+            await asyncio.wait(asyncio.all_tasks() - before)
+        assert (await asaga_run(team, "again", saga_id="B", log=log)).messages[-1].content == "well"
+    assert world.standing == []
+
+
 @pytest.mark.parametrize("in_team", [True, False])
 async def test_autogen_itself_never_comes_back_from_a_cancelled_token(in_team: bool, world: Any, model: Any) -> None:
     agent = model.agent("clerk", [world.tool()], [("0", "book", {"item": "hold"})], "booked")

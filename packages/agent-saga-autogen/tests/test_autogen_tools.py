@@ -314,6 +314,40 @@ async def test_a_run_that_reads_the_tool_s_own_stream_is_one_step(log: Any) -> N
         assert len(saga.steps) == 1
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_tool_whose_two_entries_are_its_own_is_one_step_and_one_more_where_it_is_called_again(
+    streams: bool, log: Any
+) -> None:
+    class Both(StreamingTool):
+        """Each entry reads the other; the tool calls itself with another number, as an agent that it runs may."""
+
+        async def run_json(
+            self, args: Mapping[str, Any], cancellation_token: CancellationToken, call_id: str | None = None
+        ) -> Any:
+            if streams:
+                return await count(args["number"])
+            return [piece async for piece in self.run_json_stream(args, cancellation_token, call_id)][-1]
+
+        async def run_json_stream(
+            self, args: Mapping[str, Any], cancellation_token: CancellationToken, call_id: str | None = None
+        ) -> AsyncGenerator[Any, None]:
+            yield await self.run_json(args, cancellation_token) if streams else await count(args["number"])
+
+    async def count(number: int) -> Answer:
+        return await ask(number - 1) if number else Answer(twice=0)
+
+    async def ask(number: int) -> Answer:
+        args, token = {"number": number}, CancellationToken()
+        if streams:
+            return [piece async for piece in tool.run_json_stream(args, token, call_id="c")][-1]
+        return await tool.run_json(args, token, call_id="c")
+
+    tool = wrap_tool(Both(), **READ)
+    async with saga_scope(log=log) as saga:
+        assert await ask(2) == Answer(twice=0)
+        assert [step.status for step in saga.steps] == [StepStatus.DONE] * 3
+
+
 async def test_a_stream_that_fails_yields_what_it_had_and_raises(log: Any) -> None:
     tool = wrap_tool(StreamingTool(), semantics="COMPENSABLE", compensate=lambda result: None)
     tool.fails = True
@@ -366,7 +400,10 @@ async def test_what_is_no_exception_comes_out_as_one(log: Any, model: Any, told:
     async def cancelled(item: str) -> str:
         raise asyncio.CancelledError(item)
 
-    for fn in (halt, cancelled):
+    async def closed(item: str) -> str:
+        raise GeneratorExit(item)
+
+    for fn in (halt, cancelled, closed):
         tool = wrap_tool(fn, **READ)
         async with saga_scope(log=log), asyncio.timeout(BOUND):
             with pytest.raises(ToolCallStopped):
@@ -376,7 +413,24 @@ async def test_what_is_no_exception_comes_out_as_one(log: Any, model: Any, told:
         assert [is_error for _, is_error in told(result)] == [True]
 
 
-@pytest.mark.parametrize("raises", [BaseException, asyncio.CancelledError])
+async def test_a_call_that_is_closed_from_outside_waits_for_nothing(log: Any) -> None:
+    async def wait(item: str) -> str:
+        await asyncio.Event().wait()
+        return item
+
+    async with saga_scope(log=log) as saga:
+        made = call(wrap_tool(wait, **READ), item="a")
+        same = contextvars.copy_context()
+        for act in (lambda: made.send(None), made.close):  # as a collector would, in whatever task
+
+            async def task(act: Any = act) -> None:
+                act()
+
+            await asyncio.create_task(task(), context=same)
+        assert len(saga.steps) == 1
+
+
+@pytest.mark.parametrize("raises", [BaseException, asyncio.CancelledError, GeneratorExit])
 async def test_autogen_itself_waits_for_ever_for_what_is_no_exception(raises: Any, model: Any) -> None:
     raised = asyncio.Event()
 

@@ -234,6 +234,37 @@ async def test_what_a_static_workbench_would_not_call_leaves_no_step(world: Any,
             assert len(saga.steps) == 1
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_a_workbench_or_a_tool_calls_by_code_of_its_own_is_a_step(
+    streams: bool, world: Any, log: Any, by_item: Any
+) -> None:
+    """Whether AutoGen would have called the tool says nothing where AutoGen does not decide it."""
+
+    class Raw(FunctionTool):
+        async def run_json(self, args: Any, cancellation_token: Any, call_id: str | None = None) -> Any:
+            return world.book(str(args))
+
+    class Finding(StaticStreamWorkbench):
+        async def call_tool(self, name: str, *args: Any, **more: Any) -> ToolResult:
+            world.book(name)
+            return ToolResult(name=name, result=[])
+
+        async def call_tool_stream(self, name: str, *args: Any, **more: Any) -> AsyncGenerator[Any, None]:
+            yield await self.call_tool(name)
+
+    raw, lists = Raw(world.tool(), "Book.", name="book"), {**by_item, "semantics": "READ_ONLY", "compensate": None}
+    for plain in (StaticStreamWorkbench([raw]), StaticWorkbench([raw]), Finding([])):
+        workbench = SagaWorkbench(plain, {"book": lists})
+        async with saga_scope(log=log) as saga:
+            if streams:
+                [result] = [piece async for piece in workbench.call_tool_stream("book", {"thing": 1}, None, "c")]
+            else:
+                result = await workbench.call_tool("book", {"thing": 1}, None, "c")
+            assert not result.is_error
+            assert [step.status for step in saga.steps] == [StepStatus.DONE]
+    assert len(world.standing) == 3
+
+
 async def test_what_is_not_declared_is_refused_where_only_the_binding_tells_of_a_saga(
     world: Any, log: Any, by_item: Any
 ) -> None:

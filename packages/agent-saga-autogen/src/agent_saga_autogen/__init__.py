@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_autogen.calls import ToolCallStopped
-    from agent_saga_autogen.coverage import coverage
+    from agent_saga_autogen.manifest import coverage
     from agent_saga_autogen.run import asaga_run, asaga_stream, bind, saga_run
     from agent_saga_autogen.tools import wrap_tool
     from agent_saga_autogen.workbench import SagaWorkbench, WorkbenchToolFailed
@@ -28,27 +29,17 @@ __all__ = [
     "wrap_tool",
 ]
 
-_PLACES = {
-    "SagaWorkbench": "workbench",
-    "ToolCallStopped": "calls",
-    "WorkbenchToolFailed": "workbench",
-    "asaga_run": "run",
-    "asaga_stream": "run",
-    "bind": "run",
-    "coverage": "coverage",
-    "saga_run": "run",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Lazily: the entry point loads this package to learn whose objects it knows, and that must not import AutoGen.
-    place = _PLACES.get(name)
-    if place is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{place}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "SagaWorkbench": "workbench",
+        "ToolCallStopped": "calls",
+        "WorkbenchToolFailed": "workbench",
+        "asaga_run": "run",
+        "asaga_stream": "run",
+        "bind": "run",
+        "coverage": "manifest",
+        "saga_run": "run",
+        "wrap_tool": "tools",
+    },
+)

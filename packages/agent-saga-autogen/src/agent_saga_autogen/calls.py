@@ -195,18 +195,20 @@ async def make_call(
         raise SagaNotRunning(
             f"the run that {runner.spec.tool!r} was called in has been stopped, and makes no new call.", saga_id=saga.id
         )
-    site = _site(saga, runner, token, call_id)
+    site, task = _site(saga, runner, token, call_id), _current_task()
     try:
         return await saga.arun_step(runner.spec, args, invoke, site=site)
     except (SagaAborted, SagaNotRunning):
         _count_refusals(saga)
         await _parked(token)
         raise
-    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (Exception, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not _is_the_calls_own(token):
             raise
+        if isinstance(error, GeneratorExit) and _current_task() is not task:
+            raise  # not the tool's: this coroutine is closed from outside, and must not wait any more
         await _parked(token)
         raise ToolCallStopped(f"{runner.spec.tool!r} ended with {type(error).__name__}, not with a result") from error
 
@@ -330,6 +332,13 @@ def _count_refusals(saga: Saga) -> None:
         runs = [run for run in _open_runs if run.saga.same_as(saga)]
     for run in runs:
         run.stop()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
 
 
 async def _parked(token: object) -> None:

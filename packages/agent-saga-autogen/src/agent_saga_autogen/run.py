@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -180,6 +180,7 @@ class _Watched:
         self.context: Context | None = None
         self.whole = False
         """Whether the run came to its end by itself."""
+        self.loops: set[asyncio.Task[Any]] = set()
 
     async def wait(self, made: Awaitable[T], *, context: Context | None = None) -> T | _Stopped:
         """What the run (or its next piece) comes to; `_Stopped` after too many refusals.
@@ -204,7 +205,10 @@ class _Watched:
 
     def _give_up(self, work: asyncio.Task[Any]) -> None:
         self.run.stop()
-        work.cancel()
+        self.loops |= _loops_of(self.run.runtimes)
+        if not (self.run.by_token and self.run.runtimes):
+            # A team that its token has told already waits for its own runtime to end, and would leave it running.
+            work.cancel()
 
     async def close(self, closing: Callable[[], Awaitable[Any]] | None = None) -> None:
         """End what the run has left, now that its saga has ended; returns within `GRACE` seconds, twice.
@@ -224,9 +228,10 @@ class _Watched:
 
     async def _end_leftovers(self, closing: Callable[[], Awaitable[Any]] | None) -> None:
         self.run.token.cancel()
-        for runtime in self.run.runtimes:
-            for task in tuple(getattr(runtime, "_background_tasks", ())):
-                task.cancel()
+        self.loops |= _loops_of(self.run.runtimes)
+        handlers = [task for runtime in self.run.runtimes for task in getattr(runtime, "_background_tasks", ())]
+        for task in handlers:
+            task.cancel()
         self.run.ended.set()
         if self.work is None:
             return
@@ -236,8 +241,26 @@ class _Watched:
         if not self.work.done():
             self.work.cancel()
             await asyncio.wait({self.work}, timeout=GRACE)
-        if self.work.done() and not self.work.cancelled():
+        if not self.work.done():
+            return
+        if not self.work.cancelled():
             self.work.exception()  # heard: what the run has to say of its own stopping is told already
+        # A loop that is left would take the messages of the team's next run, and never rest.
+        for task in self.loops:
+            task.cancel()
+        if ending := {*self.loops, *handlers}:
+            await asyncio.wait(ending, timeout=GRACE)
+        for runtime in self.run.runtimes:
+            if hasattr(
+                runtime, "_background_exception"
+            ):  # of a handler that was ended here; the next run would end by it
+                runtime._background_exception = None
+
+
+def _loops_of(runtimes: Iterable[Any]) -> set[asyncio.Task[Any]]:
+    """The tasks in which runtimes read their messages. A runtime whose stopping is cancelled forgets its own."""
+    found = [getattr(getattr(runtime, "_run_context", None), "_run_task", None) for runtime in runtimes]
+    return {task for task in found if isinstance(task, asyncio.Task)}
 
 
 async def _awaited(made: Awaitable[T]) -> T:

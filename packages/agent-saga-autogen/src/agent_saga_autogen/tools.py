@@ -33,6 +33,8 @@ class _Call(NamedTuple):
     """Whether its step has begun: what the tool calls of itself now is part of it."""
     opened: list[AsyncGenerator[Any, None]]
     """The streams that were opened for it. AutoGen closes none of those that it reads from."""
+    given: object = None
+    """What a step that is around all of `run_json` or `run_json_stream` was given."""
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("agent_saga_autogen_call", default=None)
@@ -187,6 +189,15 @@ def _stepping(runner: ToolRunner) -> bool:
     return held is not None and held.runner is runner and held.stepping
 
 
+def _goes_on(runner: ToolRunner, args: Mapping[str, Any], call_id: str | None) -> bool:
+    """Whether `run_json` and `run_json_stream` of one tool call each other; else the call is one of its own.
+
+    A tool may well be called in the middle of its own step, by an agent that it runs.
+    """
+    held = _CALL.get()
+    return _stepping(runner) and held is not None and held.given == dict(args) and call_id in (None, held.call_id)
+
+
 def _call_id(runner: ToolRunner) -> str | None:
     held = _CALL.get()
     return held.call_id if held is not None and held.runner is runner else None
@@ -271,8 +282,14 @@ def _whole_run_json(base: Any, runner: ToolRunner) -> Any:
     async def run_json(
         self: Any, args: Mapping[str, Any], cancellation_token: CancellationToken, call_id: str | None = None
     ) -> Any:
+        def inner() -> Coroutine[Any, Any, Any]:
+            return cast("Coroutine[Any, Any, Any]", base.run_json(self, args, cancellation_token, call_id=call_id))
+
+        if _goes_on(runner, args, call_id):
+            return await inner()
+
         def invoke(key: str) -> Any:
-            return base.run_json(self, args, cancellation_token, call_id=call_id)
+            return _within(_Call(runner, call_id, True, [], dict(args)), inner())
 
         return await make_call(runner, _validated(self, args), invoke, token=cancellation_token, call_id=call_id)
 
@@ -339,7 +356,9 @@ def _whole_run_json_stream(base: Any, runner: ToolRunner) -> Any:
         def start() -> AsyncGenerator[Any, None]:
             return base.run_json_stream(self, args, cancellation_token, call_id=call_id)
 
-        return _stream(runner, lambda: _validated(self, args), start, cancellation_token, call_id)
+        if _goes_on(runner, args, call_id):
+            return start()
+        return _stream(runner, lambda: _validated(self, args), start, cancellation_token, call_id, dict(args))
 
     return run_json_stream
 
@@ -350,9 +369,10 @@ async def _stream(
     start: Callable[[], AsyncGenerator[Any, None]],
     token: CancellationToken,
     call_id: str | None,
+    given: object = None,
 ) -> AsyncGenerator[Any, None]:
     """The pieces of a stream that is one step. The last one is the result, and is given when the step is on record."""
-    if _stepping(runner) or saga_of(runner, token) is None:
+    if (given is None and _stepping(runner)) or saga_of(runner, token) is None:
         async with aclosing(start()) as straight:
             async for piece in straight:
                 yield piece
@@ -368,7 +388,7 @@ async def _stream(
         return last
 
     def invoke(key: str) -> Any:
-        return _within(_Call(runner, None, True, []), read())
+        return _within(_Call(runner, call_id, True, [], given), read())
 
     step = asyncio.ensure_future(make_call(runner, args(), invoke, token=token, call_id=call_id))
     step.add_done_callback(lambda _: pieces.put_nowait(None))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, cast
 
 from autogen_core import CancellationToken, ComponentModel
 from autogen_core.tools import (
+    BaseStreamTool,
     StaticStreamWorkbench,
     StaticWorkbench,
     TextResultContent,
@@ -174,15 +175,22 @@ class SagaWorkbench(Workbench):
         return cast(ToolResult, made)
 
     def _is_callable(self, name: str, arguments: Mapping[str, Any], streams: bool) -> bool:
-        """Whether a static workbench would get as far as calling the tool; False leaves no step."""
-        if not isinstance(self.workbench, StaticWorkbench):
+        """Whether the workbench would get as far as calling the tool; False leaves no step.
+
+        Known only where AutoGen's own code comes before the tool: in a static workbench, of a tool that it validates.
+        """
+        called = "call_tool_stream" if streams and isinstance(self.workbench, StaticStreamWorkbench) else "call_tool"
+        if not _is_autogens(self.workbench, called, StaticStreamWorkbench):
             return True
         renamed: Mapping[str, str] = getattr(self.workbench, "_override_name_to_original", {})
         # AutoGen's streaming call does not know the names that a workbench gives its tools.
-        original = name if streams and isinstance(self.workbench, StaticStreamWorkbench) else renamed.get(name, name)
+        original = name if called == "call_tool_stream" else renamed.get(name, name)
         tool = next((tool for tool in _static_tools(self.workbench) if tool.name == original), None)
         if tool is None:
             return False
+        called = "run_json_stream" if called == "call_tool_stream" and isinstance(tool, BaseStreamTool) else "run_json"
+        if not _is_autogens(cast(Any, tool), called, BaseStreamTool):
+            return True
         try:
             tool.args_type().model_validate(arguments)
         except Exception:
@@ -225,6 +233,11 @@ class _StaticSagaWorkbench(SagaWorkbench, StaticStreamWorkbench):  # pyright: ig
         if name == "workbench":  # not made yet
             raise AttributeError(name)
         return getattr(self.workbench, name)
+
+
+def _is_autogens(found: object, method: str, framework: type[Any]) -> bool:
+    """Whether a method is the one that `framework` has, not one of a class (or an object) of somebody else's."""
+    return getattr(getattr(found, method, None), "__func__", None) is getattr(framework, method)
 
 
 def _static_tools(workbench: Workbench) -> list[Any]:
