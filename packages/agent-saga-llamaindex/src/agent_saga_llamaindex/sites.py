@@ -15,7 +15,6 @@ from collections.abc import Hashable
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from workflows.handler import WorkflowHandler
 
@@ -104,23 +103,9 @@ class RunScope:
 HERE: ContextVar[RunScope | None] = ContextVar("agent_saga_llamaindex_run", default=None)
 """The run that the code belongs to: LlamaIndex copies the context into every step, and into a sync tool's thread."""
 
-_books: WeakKeyDictionary[Any, Book] = WeakKeyDictionary()
-_books_lock = threading.Lock()
-
-
 def book_of(saga: Saga) -> Book:
     """The book of a saga, which its savepoints share."""
-    run = saga._run  # pyright: ignore[reportPrivateUsage] - the one object that all scopes of a saga have in common
-    with _books_lock:
-        book = _books.get(run)
-        if book is None:
-            book = _books[run] = Book()
-        return book
-
-
-def continues(saga: Saga) -> bool:
-    """Whether the saga was opened to go on where another process left it, and not to run again from its top."""
-    return saga._run.options.resume == "continue"  # pyright: ignore[reportPrivateUsage]
+    return saga.shared(Book)
 
 
 def label_for(saga: Saga) -> str:
@@ -132,7 +117,7 @@ def label_for(saga: Saga) -> str:
     current = current_step()
     if current is not None:
         return f"step{current.number}.{book.next('run', Same(current))}"
-    if continues(saga):  # the runs before it were counted in another process
+    if saga.goes_on:  # the runs before it were counted in another process
         return f"new-{uuid.uuid4().hex}"
     return str(book.next("run"))
 
@@ -164,7 +149,7 @@ def _label_here(saga: Saga, book: Book, tool: str) -> str:
     if announced and around is not None and around.handler is not None and run_id == around.handler.run_id:
         return around.label
     current = current_step()
-    if current is None and continues(saga):
+    if current is None and saga.goes_on:
         raise BoundaryRequired(
             f"{tool!r} was called in a workflow that was started by hand, in a saga that goes on from another process: "
             "whether that process made this call cannot be told. Start and resume workflows with asaga_run."

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from agent_saga_core import BoundaryRequired, Saga, SagaNotRunning, current_saga
 from agent_saga_core.wrapping import REFUSALS, CallSite, ToolRunner, runner_of
@@ -77,18 +76,9 @@ class Ledger:
             return entry[1]
 
 
-_lock = threading.Lock()
-_ledgers: WeakKeyDictionary[object, Ledger] = WeakKeyDictionary()
-
-
 def ledger_of(saga: Saga) -> Ledger:
     """The ledger of a saga: one for all its savepoints, and a new one when it is opened again."""
-    run: object = saga._run  # pyright: ignore[reportPrivateUsage] - what all scopes of a saga have in common
-    with _lock:
-        found = _ledgers.get(run)
-        if found is None:
-            found = _ledgers[run] = Ledger()
-        return found
+    return saga.shared(Ledger)
 
 
 def run_in(saga: Saga) -> Place:
