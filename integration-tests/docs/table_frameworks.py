@@ -143,7 +143,7 @@ def _reasons(package: Path) -> list[str]:
     """The reasons that the package's walkers give for a place that they cannot see into."""
     source = _source_of(package)
     found: set[str] = set()
-    for file in (source / "walk.py", source / "coverage.py"):
+    for file in (source / "walk.py", source / "manifest.py"):
         if file.is_file():
             found |= set(_texts(ast.parse(file.read_text("utf-8"))))
     return sorted(found - NO_REASONS)

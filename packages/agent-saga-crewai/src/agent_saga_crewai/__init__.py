@@ -5,8 +5,9 @@ Names are loaded when they are first used: CrewAI takes seconds to import.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_crewai.calls import ToolReportedFailure
@@ -27,22 +28,17 @@ __all__ = [
     "wrap_tool",
 ]
 
-_HOMES = {
-    "ToolReportedFailure": "calls",
-    "asaga_kickoff": "run",
-    "asaga_run": "run",
-    "asaga_stream": "stream",
-    "coverage": "walk",
-    "saga_kickoff": "run",
-    "saga_run": "run",
-    "saga_stream": "stream",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ToolReportedFailure": "calls",
+        "asaga_kickoff": "run",
+        "asaga_run": "run",
+        "asaga_stream": "stream",
+        "coverage": "walk",
+        "saga_kickoff": "run",
+        "saga_run": "run",
+        "saga_stream": "stream",
+        "wrap_tool": "tools",
+    },
+)

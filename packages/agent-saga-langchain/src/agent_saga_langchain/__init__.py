@@ -5,8 +5,9 @@ Nothing of LangChain is imported before one of these names is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_langchain.middleware import SagaMiddleware
@@ -24,25 +25,15 @@ __all__ = [
     "wrap_tool",
 ]
 
-_HOMES = {
-    "SagaMiddleware": "middleware",
-    "asaga_run": "run",
-    "asaga_stream": "run",
-    "coverage": "walk",
-    "saga_run": "run",
-    "saga_stream": "run",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "SagaMiddleware": "middleware",
+        "asaga_run": "run",
+        "asaga_stream": "run",
+        "coverage": "walk",
+        "saga_run": "run",
+        "saga_stream": "run",
+        "wrap_tool": "tools",
+    },
+)

@@ -5,8 +5,9 @@ Nothing of LangGraph is imported before one of these names is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_langchain import wrap_tool
@@ -27,27 +28,17 @@ __all__ = [
     "wrap_tool",
 ]
 
-_HOMES = {
-    "ToolCallHooks": "agent_saga_langgraph.hooks",
-    "approve": "agent_saga_langgraph.approvals",
-    "asaga_run": "agent_saga_langgraph.run",
-    "asaga_stream": "agent_saga_langgraph.run",
-    "coverage": "agent_saga_langgraph.walk",
-    "reject": "agent_saga_langgraph.approvals",
-    "saga_run": "agent_saga_langgraph.run",
-    "saga_stream": "agent_saga_langgraph.run",
-    "wrap_tool": "agent_saga_langchain",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(home), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ToolCallHooks": "hooks",
+        "approve": "approvals",
+        "asaga_run": "run",
+        "asaga_stream": "run",
+        "coverage": "walk",
+        "reject": "approvals",
+        "saga_run": "run",
+        "saga_stream": "run",
+        "wrap_tool": "agent_saga_langchain.tools",
+    },
+)

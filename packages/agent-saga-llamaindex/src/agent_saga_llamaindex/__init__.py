@@ -7,8 +7,9 @@ makes of it what another process goes on from.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_llamaindex.run import asaga_run, saga_run
@@ -28,25 +29,16 @@ __all__ = [
     "wrap_tool",
 ]
 
-_PLACES = {
-    "SuspendedRun": "suspended",
-    "WorkflowStream": "stream",
-    "asaga_run": "run",
-    "asaga_stream": "stream",
-    "coverage": "walk",
-    "dump_state": "suspended",
-    "saga_run": "run",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "SuspendedRun": "suspended",
+        "WorkflowStream": "stream",
+        "asaga_run": "run",
+        "asaga_stream": "stream",
+        "coverage": "walk",
+        "dump_state": "suspended",
+        "saga_run": "run",
+        "wrap_tool": "tools",
+    },
+)

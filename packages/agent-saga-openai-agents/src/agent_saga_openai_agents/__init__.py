@@ -3,8 +3,9 @@
 What is exported here is loaded when it is first asked for: announcing the adapter imports no framework.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_openai_agents.run import asaga_run, saga_run
@@ -25,21 +26,17 @@ __all__ = [
     "wrap_tool",
 ]
 
-_HOMES = {
-    "StreamedSaga": "stream",
-    "aload_state": "states",
-    "asaga_run": "run",
-    "asaga_stream": "stream",
-    "coverage": "walk",
-    "dump_state": "states",
-    "load_state": "states",
-    "saga_run": "run",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "StreamedSaga": "stream",
+        "aload_state": "states",
+        "asaga_run": "run",
+        "asaga_stream": "stream",
+        "coverage": "walk",
+        "dump_state": "states",
+        "load_state": "states",
+        "saga_run": "run",
+        "wrap_tool": "tools",
+    },
+)

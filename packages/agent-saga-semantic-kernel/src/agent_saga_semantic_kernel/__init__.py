@@ -7,8 +7,9 @@ What is exported here is loaded when it is first asked for: announcing the adapt
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_semantic_kernel.plugins import wrap_plugin
@@ -28,26 +29,17 @@ __all__ = [
     "wrap_tool",
 ]
 
-_HOMES = {
-    "asaga_invoke": "run",
-    "asaga_run": "run",
-    "asaga_stream": "run",
-    "bind": "run",
-    "coverage": "walk",
-    "saga_run": "run",
-    "wrap_function": "tools",
-    "wrap_plugin": "plugins",
-    "wrap_tool": "tools",
-}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "asaga_invoke": "run",
+        "asaga_run": "run",
+        "asaga_stream": "run",
+        "bind": "run",
+        "coverage": "walk",
+        "saga_run": "run",
+        "wrap_function": "tools",
+        "wrap_plugin": "plugins",
+        "wrap_tool": "tools",
+    },
+)

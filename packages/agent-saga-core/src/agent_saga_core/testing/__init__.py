@@ -6,8 +6,9 @@ Names are loaded when they are first used, so that a clock costs a clock, and no
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent_saga_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agent_saga_core.testing.adapters import (
@@ -48,31 +49,26 @@ __all__ = [
     "verify_invariants",
 ]
 
-_HOMES = {
-    "AdapterConformance": "adapters",
-    "AdapterHarness": "adapters",
-    "Call": "adapters",
-    "Deferred": "adapters",
-    "Entry": "adapters",
-    "Fault": "faulty",
-    "FaultyLog": "faulty",
-    "Invariants": "invariants",
-    "LogConformance": "conformance",
-    "ManualClock": "clock",
-    "Probe": "proof",
-    "Proof": "proof",
-    "Ran": "adapters",
-    "Script": "adapters",
-    "Turn": "adapters",
-    "aprove_rollback": "prove",
-    "prove_rollback": "prove",
-    "verify_invariants": "invariants",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "AdapterConformance": "adapters",
+        "AdapterHarness": "adapters",
+        "Call": "adapters",
+        "Deferred": "adapters",
+        "Entry": "adapters",
+        "Fault": "faulty",
+        "FaultyLog": "faulty",
+        "Invariants": "invariants",
+        "LogConformance": "conformance",
+        "ManualClock": "clock",
+        "Probe": "proof",
+        "Proof": "proof",
+        "Ran": "adapters",
+        "Script": "adapters",
+        "Turn": "adapters",
+        "aprove_rollback": "prove",
+        "prove_rollback": "prove",
+        "verify_invariants": "invariants",
+    },
+)
