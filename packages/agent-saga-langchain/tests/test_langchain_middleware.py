@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langgraph.types import Command
 
-from agent_saga_core import ActionSemantics, DeclarationError, RollbackIncomplete, SagaAborted, saga_scope, undo
+from agent_saga_core import (
+    ActionSemantics,
+    DeclarationError,
+    RollbackIncomplete,
+    SagaAborted,
+    read_saga,
+    saga_scope,
+    undo,
+)
 from agent_saga_core.wrapping import REFUSALS, runner_of
 from agent_saga_langchain import SagaMiddleware, saga_run, wrap_tool
 
@@ -65,6 +74,55 @@ def test_a_toolset_is_wrapped_by_a_mapping(way, world, log, say, pay, order, int
     shown = {tool.name: set(tool.args) for tool in model.shown[-1]}
     assert shown == {"pay": {"item"}, "order": {"item"}}, "the model is not asked for the key"
     assert runner_of(pay) is None and declared.wrapped(pay) is declared.wrapped(pay)
+
+
+class Again(AgentMiddleware):
+    """Makes each call once more after it has returned, or has it retried by raising then."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.left = 2
+
+    def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+        result = handler(request)
+        if self.how == "calls":
+            return handler(request)
+        return self._judged(result)
+
+    async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+        result = await handler(request)
+        if self.how == "calls":
+            return await handler(request)
+        return self._judged(result)
+
+    def _judged(self, result: Any) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            raise ConnectionError("the audit is down")
+        return result
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("how", ["calls", "raises", "command"])
+def test_what_middleware_calls_again_after_its_end_is_the_same_call(how, way, world, log, say):
+    """The next message makes another one, with the same id and arguments."""
+
+    @tool
+    def pay(item: str) -> Any:
+        """Pay for an item; a Command without an answer is refused by the ToolNode, after the call."""
+        world.done.append(item)
+        return Command(update={}) if how == "command" else item
+
+    turn = ("pay", {"item": "a"}, "call_0")
+    retry = ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False, on_failure="continue")
+    by_args: Any = {"semantics": C, "compensate": undo("world.undo", item="args.item")}
+    if how == "command":
+        by_args["result_type"] = Command
+    middleware = [retry, *([] if how == "command" else [Again(how)]), SagaMiddleware({"pay": by_args})]
+    run(create_agent(say(turn, turn, "done"), [pay], middleware=middleware), way, log=log, saga_id="s")
+    assert world.done == ["a", "a"] and len(read_saga(log, "s").steps) == 2
 
 
 @pytest.mark.promise("no-unprotected-call")

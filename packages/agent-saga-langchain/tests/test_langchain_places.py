@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -303,6 +304,58 @@ def test_a_counted_call_met_again_with_other_arguments_is_a_conflict(world, log,
         run.invoke({}, THREAD)
         run.invoke(Command(resume="yes"), THREAD)
     assert world.done == ["a"] and world.undone == ["a"]
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("why", ["callback", "format"])
+def test_a_call_whose_caller_hears_an_error_after_it_has_returned_is_retried_without_its_effect(
+    why, way, world, log, say
+):
+    """The function has returned; then a callback fails, or LangChain does not like what it returned."""
+
+    @tool(response_format="content_and_artifact" if why == "format" else "content")
+    def pay(item: str) -> Any:
+        """Pay for an item."""
+        world.done.append(item)
+        return item
+
+    class Broken(BaseCallbackHandler):
+        raise_error = True
+
+        def on_tool_end(self, output: Any, **more: Any) -> None:
+            raise ConnectionError("the trace is down")
+
+    retry = ToolRetryMiddleware(max_retries=2, initial_delay=0, jitter=False, on_failure="continue")
+    turns = (("pay", {"item": "a"}, "call_0"), ("pay", {"item": "a"}, "call_0"), "done")
+    agent = create_agent(say(*turns), [wrap_tool(pay, **BY_RESULT)], middleware=[retry])
+    config: Any = {"callbacks": [Broken()] if why == "callback" else []}
+    with saga_scope("s", log=log) as saga:
+        agent.invoke(GO, config) if way == "invoke" else asyncio.run(agent.ainvoke(GO, config))
+        assert [step.attempts for step in saga.steps] == [1, 1], "one for each message, whatever became of it"
+    assert world.done == ["a", "a"]
+
+
+@pytest.mark.promise("replay-not-rerun")
+def test_after_an_error_behind_its_end_a_call_with_other_arguments_is_another_one(world, log):
+    @tool(response_format="content_and_artifact")
+    def pay(item: str) -> Any:
+        """Pay for an item."""
+        world.done.append(item)
+        return item
+
+    wrapped = wrap_tool(pay, **BY_RESULT)
+
+    def node(state: Names) -> Names:
+        for item in ("a", "a", "b"):
+            with pytest.raises(ValueError, match="two-tuple"):
+                wrapped.invoke(call(item))
+        return {}
+
+    with saga_scope("s", log=log) as saga:
+        graph(node).invoke({})
+        assert len(saga.steps) == 2
+    assert world.done == ["a", "b"]
 
 
 # --- different calls

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tools import StructuredTool, tool
@@ -227,6 +227,29 @@ def test_the_last_refusal_passes_through_langgraph_and_is_no_pause():
     assert isinstance(GraphInterrupt(()), GraphPause) and not isinstance(ValueError(), GraphPause)
 
 
+def test_callbacks_of_the_run_around_are_heard_and_nothing_else_is_handed_on_for_it(log, pay, say):
+    """A config that names one callback more must not silence those that the runnable would have inherited."""
+
+    class Heard(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.tools: list[Any] = []
+
+        def on_tool_start(self, serialized: Any, text: str, **more: Any) -> None:
+            self.tools.append((serialized["name"], more["tags"], more["metadata"]))
+
+    inner = RunnableLambda(lambda x: pay.invoke({"item": x}))
+    own = Heard()
+    for config in (None, {}, {"callbacks": [own]}, {"callbacks": CallbackManager([], inheritable_handlers=[own])}):
+        heard: list[Any] = []
+        for run in (inner.invoke, lambda x, config: saga_run(inner, x, config, log=log)):
+            around = Heard()
+            outer = RunnableLambda(lambda x, run=run, config=config: run(x, config))
+            outer.invoke("a", {"callbacks": [around], "tags": ["mine"], "metadata": {"m": 1}})
+            heard.append((around.tools, [*own.tools]))
+            own.tools.clear()
+        assert heard[0] == heard[1] and len(heard[0][0]) + len(heard[0][1]) == 1
+
+
 # --- interrupts
 
 
@@ -280,6 +303,131 @@ def test_a_graph_that_stops_before_a_node_is_suspended(world, log, pay, say):
     assert read_saga(log, "s").status is SagaStatus.SUSPENDED and world.done == []
     saga_run(agent, None, THREAD, log=log, saga_id="s", resume="continue")
     assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.done == ["a"]
+
+
+@pytest.mark.promise("replay-not-rerun", "no-silent-commit")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("around", [None, "saga"])
+def test_an_interrupt_that_leaves_a_run_in_a_node_undoes_nothing(way, around, world, log, pay, say):
+    """LangGraph raises it out of a graph without a checkpointer of its own, and goes on in it behind what was done."""
+    turns = (("pay", {"item": "a"}, "c1"), ("gate", {"item": "b"}, "c2"), "done")
+    inner = create_agent(say(*turns), [pay, gate_tool(world)])
+    scope: dict[str, Any] = {} if around else {"log": log, "saga_id": "s", "resume": "continue"}
+
+    def node(state: Any) -> Any:
+        if way == "invoke":
+            saga_run(inner, GO, **scope)
+        else:
+            list(saga_stream(inner, GO, **scope))
+        return {}
+
+    async def anode(state: Any) -> Any:
+        if way == "ainvoke":
+            await asaga_run(inner, GO, **scope)
+        else:
+            async with aclosing(asaga_stream(inner, GO, **scope)) as stream:
+                async for _ in stream:
+                    pass
+        return {}
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", node if way in ("invoke", "stream") else anode)
+    built.add_edge(START, "node")
+    graph = built.compile(checkpointer=InMemorySaver())
+
+    def go(given: Any) -> Any:
+        if around:
+            outer: dict[str, Any] = {"log": log, "saga_id": "s", "resume": "continue"}
+            if way in ("invoke", "stream"):
+                return saga_run(graph, given, THREAD, **outer)
+            return asyncio.run(asaga_run(graph, given, THREAD, **outer))
+        return graph.invoke(given, THREAD) if way in ("invoke", "stream") else asyncio.run(graph.ainvoke(given, THREAD))
+
+    assert "__interrupt__" in go({"messages": []})
+    assert read_saga(log, "s").status is SagaStatus.SUSPENDED and world.standing == ["a"]
+    go(Command(resume="yes"))
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.COMMITTED and world.done == ["a", "b yes"] and world.undone == []
+    assert [(step.tool, step.status, step.attempts) for step in state.steps] == [
+        ("pay", "DONE", 1),
+        ("gate", "DONE", 1),
+    ]
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_control_that_a_run_in_a_node_hands_to_the_graph_around_is_no_failure(way, world, log, pay):
+    def act(state: Any) -> Any:
+        pay.invoke({"item": "a"})
+        return Command(graph=Command.PARENT, goto="elsewhere")
+
+    built = StateGraph(MessagesState)
+    built.add_node("act", act)
+    built.add_edge(START, "act")
+    inner = built.compile()
+
+    def node(state: Any) -> Any:
+        if way == "invoke":
+            return saga_run(inner, {"messages": []}, log=log, saga_id="s")
+        return list(saga_stream(inner, {"messages": []}, log=log, saga_id="s"))[-1]
+
+    outer = StateGraph(MessagesState)
+    outer.add_node("node", node, destinations=("elsewhere",))
+    outer.add_node("elsewhere", lambda state: {"messages": [HumanMessage("went")]})
+    outer.add_edge(START, "node")
+    assert outer.compile().invoke({"messages": []})["messages"][-1].content == "went"
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.standing == ["a"]
+
+
+@pytest.mark.promise("no-silent-commit")
+def test_an_interrupt_that_leaves_a_run_which_cannot_commit_is_rolled_back_at_once(world, log, pay, say):
+    @tool
+    def spoil(item: str) -> str:
+        """Spoil the saga and ask."""
+        saga = current_saga()
+        assert saga is not None
+        saga.abort("spoilt")
+        return interrupt("?")
+
+    inner = create_agent(say(("pay", {"item": "a"}, "c1"), ("spoil", {"item": "b"}, "c2"), "done"), [pay, spoil])
+
+    def node(state: Any) -> Any:
+        return saga_run(inner, GO, log=log, saga_id="s")
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", node)
+    built.add_edge(START, "node")
+    with pytest.raises(SagaAborted):
+        built.compile(checkpointer=InMemorySaver()).invoke({"messages": []}, THREAD)
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK and world.standing == []
+
+
+@pytest.mark.promise("no-silent-commit")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+def test_a_chain_in_which_a_graph_waits_is_suspended(way, world, log, pay, say):
+    """What comes behind the agent takes its result, and with it the word of the interrupt, away."""
+    turns = (("pay", {"item": "a"}, "c1"), ("gate", {"item": "b"}, "c2"), "done")
+    agent = create_agent(say(*turns), [pay, gate_tool(world)], checkpointer=InMemorySaver())
+    chain = RunnableLambda(lambda x: x) | agent | RunnableLambda(len)
+
+    async def read(given: Any, **scope: Any) -> None:
+        if way == "ainvoke":
+            await asaga_run(chain, given, THREAD, log=log, saga_id="s", **scope)
+            return
+        async for _ in asaga_stream(chain, given, THREAD, log=log, saga_id="s", **scope):
+            pass
+
+    def go(given: Any, **scope: Any) -> None:
+        if way == "invoke":
+            saga_run(chain, given, THREAD, log=log, saga_id="s", **scope)
+        elif way == "stream":
+            list(saga_stream(chain, given, THREAD, log=log, saga_id="s", **scope))
+        else:
+            asyncio.run(read(given, **scope))
+
+    go(GO)
+    assert read_saga(log, "s").status is SagaStatus.SUSPENDED and world.standing == ["a"]
+    go(Command(resume="yes"), resume="continue")
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.standing == ["a", "b yes"]
 
 
 def test_an_interrupt_inside_of_an_open_saga_is_its_callers(world, log, pay, say):

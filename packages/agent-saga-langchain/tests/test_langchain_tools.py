@@ -697,3 +697,50 @@ def test_a_batch_makes_a_step_of_each_input(world, log):
     with saga_scope(log=log) as saga:
         assert wrap_tool(tool(book), semantics=R).batch([{"item": item} for item in "abc"]) == ["a", "b", "c"]
         assert len(saga.steps) == 3
+
+
+@pytest.mark.promise("no-false-clean", "lifo")
+@pytest.mark.parametrize("way", ["func", "invoke", "method", "acall"])
+def test_a_tool_that_calls_itself_makes_a_step_of_each_call(way, world, log):
+    class Dig(BaseTool):
+        name: str = "dig"
+        description: str = "Dig."
+
+        def _run(self, item: str) -> str:
+            world.done.append(item)
+            if len(item) < 3:
+                self.invoke({"item": item + "x"})
+            return item
+
+    @tool("dig")
+    def dig(item: str) -> str:
+        """Dig."""
+        world.done.append(item)
+        if len(item) < 3:
+            held[0].func(item + "x") if way == "func" else held[0].invoke({"item": item + "x"})
+        return item
+
+    @tool("dig")
+    async def adig(item: str) -> str:
+        """Dig."""
+        world.done.append(item)
+        if len(item) < 3:
+            await held[0].coroutine(item + "x")
+        return item
+
+    plain: Any = {"method": Dig(), "acall": adig}.get(way, dig)
+    held = [wrap_tool(plain, semantics=C, compensate=BY_RESULT)]
+
+    async def main() -> None:
+        async with saga_scope("s", log=log):
+            await held[0].ainvoke({"item": "a"})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        if way == "acall":
+            asyncio.run(main())
+        else:
+            with saga_scope("s", log=log):
+                held[0].invoke({"item": "a"})
+                raise KeyError
+    assert world.done == ["a", "ax", "axx"] and world.standing == []

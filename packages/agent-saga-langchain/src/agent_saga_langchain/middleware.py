@@ -10,6 +10,7 @@ from langchain_core.tools import BaseTool
 
 from agent_saga_core import DeclarationError, SagaAborted, current_saga
 from agent_saga_core.wrapping import REFUSALS, Declaration, runner_of
+from agent_saga_langchain.seats import made_for
 from agent_saga_langchain.tools import wrap_tool
 
 try:
@@ -35,6 +36,9 @@ class SagaMiddleware(AgentMiddleware[Any, Any, Any]):
 
     A tool that is neither wrapped nor in the mapping is refused inside a saga, before anything of it happens. When the
     saga has refused three calls because it is being rolled back, the run is ended before the model is asked again.
+
+    What stands before it may make a call again, also after the tool has returned: that is the same call, and gives back
+    what is recorded.
 
     Not seen: what tools, middleware and nodes call besides the agent's own tools.
 
@@ -83,13 +87,15 @@ class SagaMiddleware(AgentMiddleware[Any, Any, Any]):
         Raises:
             DeclarationError: Inside a saga, of a tool that nothing is declared about.
         """
-        return handler(self._framed(request))
+        with made_for(request.tool_call):
+            return handler(self._framed(request))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """`wrap_tool_call` on the running loop."""
-        return await handler(self._framed(request))
+        with made_for(request.tool_call):
+            return await handler(self._framed(request))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Show the model the tools as they are wrapped: without the `idempotency_key`, which is ours to give."""

@@ -18,14 +18,24 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from agent_saga_core import DeclarationError, Saga
 from agent_saga_core.wrapping import CallSite
 
-__all__ = ["Task", "current_task", "is_rollback_only", "is_savepoint", "numbered", "ordinal", "site_of", "told_apart"]
+__all__ = [
+    "Made",
+    "Task",
+    "current_task",
+    "is_rollback_only",
+    "is_savepoint",
+    "numbered",
+    "ordinal",
+    "site_of",
+    "told_apart",
+]
 
 
 class Task(NamedTuple):
@@ -138,12 +148,45 @@ def is_rollback_only(saga: Saga) -> bool:
     return saga.rollback_only is not None
 
 
+class Made:
+    """One call of a function, as far as it tells whether another one is the same call, made again.
+
+    Args:
+        args: The arguments by name.
+        models: The model's own call that it is made for, where somebody has shown that very object.
+    """
+
+    __slots__ = ("args", "ended", "heard", "models")
+
+    def __init__(self, args: Mapping[str, Any], models: object = None) -> None:
+        self.args = dict(args)
+        self.models = models
+        self.ended = False
+        self.heard = True
+        """Whether who called was told of its end; else of an error that came after it."""
+
+    def is_again(self, other: Made) -> bool:
+        """Whether an earlier call, `other`, has returned, and this one is it once more."""
+        if not other.ended:
+            return False
+        is_models = self.models is not None and self.models is other.models
+        return (is_models or not other.heard) and _equal(self.args, other.args)
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays and their like, which compare as no one thing
+        return False
+
+
 @contextmanager
-def told_apart(saga: Saga, site: CallSite | None, tool: str) -> Generator[CallSite | None]:
+def told_apart(saga: Saga, site: CallSite | None, tool: str, made: Made) -> Generator[CallSite | None]:
     """The place of a call for as long as it runs, told from other calls with its id in this execution of the body.
 
     A loop over several messages in one node, or a careless provider, gives one id to several calls. One that is met
-    again after it has failed is a retry, and the same call; after it has returned, or while it runs, it is another.
+    again after it has failed is a retry, and the same call; so is one whose caller was told of an error after it had
+    returned, and one that is made for the very same call of the model. Another one, with that id, is another call.
     """
     if site is None or site.call_id is None:
         yield site
@@ -151,15 +194,17 @@ def told_apart(saga: Saga, site: CallSite | None, tool: str) -> Generator[CallSi
     numbers = _numbers_of(saga)
     key = (site.body, site.scope, tool, site.call_id)
     with numbers.lock:
-        taken = numbers.taken.setdefault(key, set())
-        number = next(n for n in range(len(taken) + 1) if n not in taken)
-        taken.add(number)
+        taken = numbers.taken.setdefault(key, {})
+        free = next(n for n in range(len(taken) + 1) if n not in taken)
+        number = next((n for n, other in taken.items() if made.is_again(other)), free)
+        taken[number] = made
     try:
         yield site if number == 0 else site._replace(call_id=f"{site.call_id}#{number}")
     except BaseException:
         with numbers.lock:
-            taken.discard(number)
+            del taken[number]
         raise
+    made.ended = True
 
 
 class _Numbers:
@@ -169,7 +214,7 @@ class _Numbers:
         self.lock = threading.Lock()
         self.before: int | None = None
         self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
-        self.taken: dict[tuple[Hashable, ...], set[int]] = {}
+        self.taken: dict[tuple[Hashable, ...], dict[int, Made]] = {}
         self.counts: dict[tuple[Hashable, ...], int] = {}
 
 

@@ -6,19 +6,20 @@ caller names it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, Literal, cast
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 
 from agent_saga_core import Log, Saga, SagaAborted, SagaStatus, saga_scope
 from agent_saga_core.wrapping import REFUSALS, AsyncSagaStream, SagaStream, covered
+from agent_saga_langchain.pauses import GraphPause, handover_of
 from agent_saga_langchain.places import is_rollback_only, is_savepoint
-from agent_saga_langchain.walk import runners_in
+from agent_saga_langchain.walk import kept_graphs_in, runners_in
 
 __all__ = ["asaga_run", "asaga_stream", "saga_run", "saga_stream"]
 
@@ -52,7 +53,11 @@ def saga_run(
     A result with `__interrupt__` suspends the saga, and so does a graph with a checkpointer that stopped before its
     end. To go on, resume the graph under the same `saga_id` with `resume="continue"`.
 
-    Inside of an open saga the run is a savepoint of it, and an interrupt is the caller's to see to.
+    An interrupt that leaves the run as LangGraph's exception, in a node of another graph, suspends it as well, and
+    comes out once it has.
+
+    Inside of an open saga the run is a savepoint of it, and an interrupt is the caller's to see to: the savepoint keeps
+    what it has done.
 
     Args:
         runnable: An agent of `create_agent`, or anything else with `invoke`.
@@ -84,14 +89,19 @@ def saga_run(
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
     run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    result: Any = None
     with run.saga as saga, run.around(saga):
-        result = runnable.invoke(input, run.config, **kwargs)
+        try:
+            result = runnable.invoke(input, run.config, **kwargs)
+        except Exception as error:
+            if not run.is_left_by(error):
+                raise
         reason = run.waits(saga, result)
-        if reason is None and run.is_resumable(saga):
-            reason = _reason(runnable.get_state(config))
+        for graph in run.resumable(saga) if reason is None else ():
+            reason = reason or _reason(graph.get_state(config))
         if reason is not None:
             saga.suspend(reason, deadline=run.deadline)
-        return result
+    return run.outcome(result)
 
 
 async def asaga_run(
@@ -121,15 +131,20 @@ async def asaga_run(
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
     run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    result: Any = None
     async with run.saga as saga:
         with run.around(saga):
-            result = await runnable.ainvoke(input, run.config, **kwargs)
+            try:
+                result = await runnable.ainvoke(input, run.config, **kwargs)
+            except Exception as error:
+                if not run.is_left_by(error):
+                    raise
             reason = run.waits(saga, result)
-            if reason is None and run.is_resumable(saga):
-                reason = _reason(await runnable.aget_state(config))
+            for graph in run.resumable(saga) if reason is None else ():
+                reason = reason or _reason(await graph.aget_state(config))
             if reason is not None:
                 await saga.asuspend(reason, deadline=run.deadline)
-            return result
+    return run.outcome(result)
 
 
 def saga_stream(
@@ -167,18 +182,21 @@ def saga_stream(
             for piece in stream:
                 run.look(piece)
                 yield piece
+        except Exception as error:
+            if not run.is_left_by(error):
+                raise
         finally:
             if hasattr(stream, "close"):
                 stream.close()
 
     def at_end(saga: Saga, _: Any) -> None:
         reason = run.waits(saga, None)
-        if reason is None and run.is_resumable(saga):
-            reason = _reason(runnable.get_state(config))
+        for graph in run.resumable(saga) if reason is None else ():
+            reason = reason or _reason(graph.get_state(config))
         if reason is not None:
             saga.suspend(reason, deadline=run.deadline)
 
-    return SagaStream(run.saga, pieces, at_end=at_end, around=run.around)
+    return _Stream(run, pieces, at_end)
 
 
 def asaga_stream(
@@ -211,18 +229,22 @@ def asaga_stream(
 
     async def pieces() -> AsyncIterator[Any]:
         async with aclosing(runnable.astream(input, run.config, **kwargs)) as stream:
-            async for piece in stream:
-                run.look(piece)
-                yield piece
+            try:
+                async for piece in stream:
+                    run.look(piece)
+                    yield piece
+            except Exception as error:
+                if not run.is_left_by(error):
+                    raise
 
     async def at_end(saga: Saga, _: Any) -> None:
         reason = run.waits(saga, None)
-        if reason is None and run.is_resumable(saga):
-            reason = _reason(await runnable.aget_state(config))
+        for graph in run.resumable(saga) if reason is None else ():
+            reason = reason or _reason(await graph.aget_state(config))
         if reason is not None:
             await saga.asuspend(reason, deadline=run.deadline)
 
-    return AsyncSagaStream(run.saga, pieces, at_end=at_end, around=run.around)
+    return _AsyncStream(run, pieces, at_end)
 
 
 class _Run:
@@ -240,9 +262,9 @@ class _Run:
         self.saga = saga
         self.deadline = deadline
         self._tools = tuple(tools)
-        self._limit = _Limit(saga)
-        self.config = merge_configs(config, cast(RunnableConfig, {"callbacks": [self._limit]}))
+        self.config = _with_handler(config, _Limit(saga))
         self._interrupted = False
+        self._left_by: Exception | None = None
 
     @contextmanager
     def around(self, saga: Saga) -> Generator[None]:
@@ -258,18 +280,72 @@ class _Run:
             found = cast("tuple[Any, ...]", piece)[-1]
         self._interrupted = self._interrupted or _has_interrupt(found)
 
+    def is_left_by(self, error: Exception) -> bool:
+        """Whether it is by this exception that LangGraph takes the run out of a node: then the run has not failed.
+
+        A graph without a checkpointer of its own, run in a node of another one, is interrupted like that. The node is
+        run again, and the graph goes on where it was, behind the calls that it has made.
+        """
+        handed_over = handover_of(error) is not None
+        if not handed_over and not isinstance(error, GraphPause):
+            return False
+        self._interrupted = self._interrupted or not handed_over
+        self._left_by = error
+        return True
+
+    def outcome(self, result: Any) -> Any:
+        """What the run returned, once its saga has ended.
+
+        Raises:
+            Exception: What LangGraph took it out by.
+        """
+        if self._left_by is not None:
+            error, self._left_by = self._left_by, None
+            raise error
+        return result
+
     def waits(self, saga: Saga, result: Any) -> str | None:
         """Why the saga has to wait for a person, as far as the run's own result tells."""
         self.look(result)
         return "the run was interrupted" if self._interrupted and self._may_wait(saga) else None
 
-    def is_resumable(self, saga: Saga) -> bool:
-        """Whether the run may have stopped at a place that only the graph's state tells of."""
-        return self._may_wait(saga) and bool(getattr(self.runnable, "checkpointer", None))
+    def resumable(self, saga: Saga) -> list[Any]:
+        """The graphs of the run that may have stopped at a place that only their state tells of."""
+        return kept_graphs_in(self.runnable) if self._left_by is None and self._may_wait(saga) else []
 
     def _may_wait(self, saga: Saga) -> bool:
         """Whether it is for this run to suspend the saga: not a savepoint, and nothing to be rolled back."""
         return not is_savepoint(saga) and saga.status is SagaStatus.RUNNING and not is_rollback_only(saga)
+
+
+class _Stream(SagaStream[Any]):
+    """A stream that ends by what LangGraph took its run out by, once its saga has ended."""
+
+    def __init__(self, run: _Run, start: Callable[[], Iterable[Any]], at_end: Callable[[Saga, Any], None]) -> None:
+        super().__init__(run.saga, start, at_end=at_end, around=run.around)
+        self._run = run
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            self._run.outcome(None)
+            raise
+
+
+class _AsyncStream(AsyncSagaStream[Any]):
+    def __init__(
+        self, run: _Run, start: Callable[[], AsyncIterator[Any]], at_end: Callable[[Saga, Any], Awaitable[None]]
+    ) -> None:
+        super().__init__(run.saga, start, at_end=at_end, around=run.around)
+        self._run = run
+
+    async def __anext__(self) -> Any:
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            self._run.outcome(None)
+            raise
 
 
 class _Limit(BaseCallbackHandler):
@@ -291,6 +367,22 @@ class _Limit(BaseCallbackHandler):
         saga = self._saga
         if saga.refusals >= REFUSALS:
             raise SagaAborted(f"saga {saga.id!r} is being rolled back and refused {saga.refusals} calls: the run ends.")
+
+
+def _with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -> RunnableConfig:
+    """The config with one callback more; all else is for the runnable to merge with what surrounds it.
+
+    A config without callbacks means those of the run around this one, which naming a callback would silence.
+    """
+    found: Any = ensure_config(config).get("callbacks")
+    if found is None:
+        callbacks: Any = [handler]
+    elif isinstance(found, list):
+        callbacks = [*cast("list[Any]", found), handler]
+    else:
+        callbacks = found.copy()
+        callbacks.add_handler(handler, inherit=True)
+    return {**(config or {}), "callbacks": callbacks}
 
 
 def _has_interrupt(found: Any) -> bool:

@@ -20,9 +20,9 @@ from agent_saga_core.registry import annotations_of
 from agent_saga_core.wrapping import REFUSALS, Binding, CallSite, ToolRunner
 from agent_saga_langchain.approvals import approval
 from agent_saga_langchain.pauses import Handover, handover_of, run_ended
-from agent_saga_langchain.places import Task, current_task, site_of, told_apart
+from agent_saga_langchain.places import Made, Task, current_task, site_of, told_apart
 
-__all__ = ["Seat", "entered", "hints_of", "left_out", "original_of", "seated", "shown_fields"]
+__all__ = ["Seat", "entered", "hints_of", "left_out", "made_for", "original_of", "seated", "shown_fields"]
 
 FILTERED = frozenset({"run_manager", "callbacks"})
 """Parameters that LangChain fills in and shows to no model."""
@@ -34,16 +34,34 @@ _DIRECTLY: type[Any] | None = getattr(tools_base, "_DirectlyInjectedToolArg", No
 class _Call:
     """One call of a tool object, from its `run` on. Shared by every thread and task that the call goes through."""
 
-    __slots__ = ("call_id", "inside", "runner", "task")
+    __slots__ = ("call_id", "inside", "made", "models", "runner", "task")
 
-    def __init__(self, runner: ToolRunner, call_id: str | None, task: Task | None) -> None:
+    def __init__(self, runner: ToolRunner, call_id: str | None, task: Task | None, models: object = None) -> None:
         self.runner = runner
         self.call_id = call_id
         self.task = task
+        self.models = models
+        self.made: Made | None = None
         self.inside = False
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("agent_saga_langchain_call", default=None)
+
+
+_MODELS: ContextVar[object] = ContextVar("agent_saga_langchain_models", default=None)
+
+
+@contextmanager
+def made_for(call: object) -> Generator[None]:
+    """Around what makes the call of a tool for this call of the model, an object that is handed on when it is retried.
+
+    A tool hears of a copy only, and cannot tell a retry of what it has done from another message with the same id.
+    """
+    token = _MODELS.set(call)
+    try:
+        yield
+    finally:
+        _MODELS.reset(token)
 
 
 @contextmanager
@@ -54,10 +72,17 @@ def entered(runner: ToolRunner, call_id: str | None) -> Generator[None]:
     one of the caller's own making, which knows nothing of the graph.
     """
     before = _CALL.get()
-    _CALL.set(_Call(runner, call_id, current_task()))
+    call = _Call(runner, call_id, current_task(), _MODELS.get())
+    _CALL.set(call)
+    token = _MODELS.set(None)
     try:
         yield
+    except BaseException:
+        if call.made is not None:
+            call.made.heard = False
+        raise
     finally:
+        _MODELS.reset(token)
         _CALL.set(before)
 
 
@@ -85,6 +110,7 @@ class Seat:
             ) from None
         self.fn = fn
         self.runner = runner
+        self.is_method = is_method
         names = self.binding.names
         self.left_out = left_out | frozenset(names[:1] if is_method else ())
         kinds = self.binding.signature.parameters.values()
@@ -93,8 +119,8 @@ class Seat:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call on this thread."""
         call = _CALL.get()
-        if call is not None and call.inside and call.runner is self.runner:
-            return self.fn(*args, **kwargs)  # the tool's async side, falling back on its sync one: one step
+        if self._is_within(call):
+            return self.fn(*args, **kwargs)
         bound = self._bound(args, kwargs)
         if bound is None:
             return self.fn(*args, **kwargs)  # raises, as it would unwrapped, before its body
@@ -103,7 +129,7 @@ class Seat:
         if saga is None:
             return self.runner.run(named, invoke)
         try:
-            with told_apart(saga, self._site(saga, call), self.runner.spec.tool) as site, self._inside(call):
+            with self._told_apart(saga, call, named) as site, self._inside(call):
                 approve = approval(self.runner.spec, saga, named, site)
                 result = self.runner.run(named, partial(_handing_over, invoke), site=site, approve=approve)
         except SagaAborted as refusal:
@@ -113,7 +139,7 @@ class Seat:
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call on the running loop."""
         call = _CALL.get()
-        if call is not None and call.inside and call.runner is self.runner:
+        if self._is_within(call):
             return await self.fn(*args, **kwargs)
         bound = self._bound(args, kwargs)
         if bound is None:
@@ -123,7 +149,7 @@ class Seat:
         if saga is None:
             return await self.runner.arun(named, invoke)
         try:
-            with told_apart(saga, self._site(saga, call), self.runner.spec.tool) as site, self._inside(call):
+            with self._told_apart(saga, call, named) as site, self._inside(call):
                 approve = approval(self.runner.spec, saga, named, site)
                 result = await self.runner.arun(named, partial(_ahanding_over, invoke), site=site, approve=approve)
         except SagaAborted as refusal:
@@ -145,16 +171,27 @@ class Seat:
             del given[self.rest]
         return given, invoke
 
-    def _site(self, saga: Saga, call: _Call | None) -> CallSite | None:
-        mine = call if call is not None and call.runner is self.runner else None
+    def _is_within(self, call: _Call | None) -> bool:
+        """Whether it is called by this very call: a tool's async side, falling back on its sync one, is one step."""
+        return self.is_method and call is not None and call.inside and call.runner is self.runner
+
+    @contextmanager
+    def _told_apart(self, saga: Saga, call: _Call | None, named: Mapping[str, Any]) -> Generator[CallSite | None]:
+        # A function that calls itself by the tool makes a call of its own.
+        mine = call if call is not None and call.runner is self.runner and not call.inside else None
         # Called by its bare function, or with the graph's own config from a thread without context: look here.
         task = mine.task if mine is not None and mine.task is not None else current_task()
-        return site_of(saga, task, mine.call_id if mine is not None else None)
+        made = Made(named, mine.models if mine is not None else None)
+        if mine is not None:
+            mine.made = made
+        site = site_of(saga, task, mine.call_id if mine is not None else None)
+        with told_apart(saga, site, self.runner.spec.tool, made) as place:
+            yield place
 
     @contextmanager
     def _inside(self, call: _Call | None) -> Generator[None]:
         """While the function runs, what it calls of this very call is no step of its own."""
-        if call is None or call.runner is not self.runner:
+        if call is None or call.runner is not self.runner or call.inside:
             call = _Call(self.runner, None, None)
         before = _CALL.get()
         call.inside = True

@@ -27,7 +27,7 @@ from agent_saga_core import CoverageManifest, DeclarationError
 from agent_saga_core.coverage import CoverageEntry, entry_for, opaque, reach
 from agent_saga_core.wrapping import ToolRunner, runner_of
 
-__all__ = ["coverage", "is_known_node", "runners_in", "tool_node_entries"]
+__all__ = ["coverage", "is_known_node", "kept_graphs_in", "runners_in", "tool_node_entries"]
 
 FRAMEWORK: Final = "langchain"
 IN_GRAPH: Final = "call-id"
@@ -69,6 +69,14 @@ def runners_in(found: Any) -> list[ToolRunner]:
         if runner is not None:
             runners[runner] = None
     return list(runners)
+
+
+def kept_graphs_in(found: Any) -> list[Any]:
+    """What can be resumed of a runnable: itself, or graphs with a checkpointer that each run of it goes through."""
+    if isinstance(found, RunnableSequence):
+        steps: list[Any] = cast("RunnableSequence[Any, Any]", found).steps
+        return [graph for step in steps for graph in kept_graphs_in(step)]
+    return [found] if getattr(found, "checkpointer", None) else []
 
 
 # --- entries
