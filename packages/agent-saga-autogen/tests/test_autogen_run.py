@@ -35,6 +35,7 @@ from agent_saga_core import (
     SagaNotRunning,
     SagaStatus,
     StepStatus,
+    current_saga,
     read_saga,
     saga_scope,
     saga_tool,
@@ -189,6 +190,27 @@ async def test_a_run_in_a_saga_on_a_runtime_of_that_saga_is_a_savepoint(
         await asaga_run(model.team(agent, runtime=runtime), "go")
         assert [step.scope for step in saga.steps] == ["1"], "a step of the scope around it would outlive the run"
         await runtime.stop()
+
+
+async def test_a_call_in_a_savepoint_of_a_tool_is_undone_with_that_savepoint(
+    world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    book = wrap_tool(world.tool(), **by_item)
+
+    async def attempt(item: str, cancellation_token: CancellationToken) -> str:
+        saga = current_saga()
+        assert saga is not None
+        try:
+            async with saga.savepoint():
+                await book.run_json({"item": item}, cancellation_token)
+                raise LookupError(item)
+        except LookupError:
+            return "undone"
+
+    tools = [book, wrap_tool(attempt, semantics="READ_ONLY")]
+    agent = model.agent("clerk", tools, [("0", "book", {"item": "a"})], [("1", "attempt", {"item": "b"})], "done")
+    await asaga_run(agent, "go", saga_id="A", log=log)
+    assert world.standing == ["a"]
 
 
 async def test_nested_teams_and_tools_that_run_agents_pass_their_run_on(

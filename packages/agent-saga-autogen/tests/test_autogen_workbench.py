@@ -207,6 +207,24 @@ async def test_streams_of_a_workbench_are_passed_on_and_the_result_comes_last(
             assert [step.status for step in saga.steps] == [StepStatus.DONE]
 
 
+async def test_a_stream_of_a_workbench_that_is_left_early_leaves_no_call_running(
+    world: Any, log: Any, by_item: Any
+) -> None:
+    class Slow(Streaming):
+        async def call_tool(self, name: str, arguments: Any = None, *args: Any, **more: Any) -> ToolResult:
+            world.book(arguments["item"])
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with asyncio.timeout(BOUND):
+        async with saga_scope(log=log) as saga:
+            stream = SagaWorkbench(Slow(world), {"book": by_item}).call_tool_stream("book", {"item": "a"}, None, "c")
+            assert await anext(stream) == "on its way"
+            await stream.aclose()
+            assert saga.steps[0].status is StepStatus.UNKNOWN
+    assert saga.steps[0].status in (StepStatus.COMPENSATED, StepStatus.NOT_APPLIED) and world.standing == []
+
+
 async def test_a_static_workbench_stays_one_that_agents_stream(world: Any, log: Any, model: Any) -> None:
     inner = model.agent("inner", [], "well")
     plain = StaticStreamWorkbench([AgentTool(inner)])

@@ -89,7 +89,7 @@ def own_loop() -> Iterator[None]:
 
 
 def agent(tools: Iterable[Any], *turns: Said, name: str = "Trip", **more: Any) -> Agent[Any]:
-    return Agent(name=name, model=Scripted(turns), tools=list(tools), **more)
+    return Agent(name=name, tools=list(tools), **({"model": Scripted(turns)} | more))
 
 
 async def ainvoke(tool: FunctionTool, call_id: str = "by_hand", **args: Any) -> Any:

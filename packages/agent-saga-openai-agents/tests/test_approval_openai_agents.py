@@ -17,6 +17,7 @@ from agents import Agent, Runner, RunState, function_tool
 from agent_saga_core import (
     FileLog,
     SagaAborted,
+    SagaNotFound,
     SagaNotRunning,
     SagaStatus,
     StepStatus,
@@ -236,7 +237,98 @@ def test_a_call_of_an_inner_agent_that_a_person_approved_is_made_once(till: Till
         assert till.lines() == ["charge room", "charge bill"] and status(log) is SagaStatus.COMMITTED
 
 
+@pytest.mark.parametrize("known", ["in this process", "by its envelope", "by its saga alone"])
+def test_what_an_inner_agent_did_before_an_interruption_is_not_what_it_does_behind_it(
+    known: str, till: Till, log: FileLog
+) -> None:
+    """Two runs of an inner agent that begin alike are two, on either side; gone on from twice, they are one."""
+    inner_turns: Any = lambda heard: "booked" if heard else [call("call_0", "book", what="room")]  # noqa: E731
+    turns = [
+        [call("c1", "ask", input="x")], [call("c2", "pay", what="a")],
+        [call("c3", "ask", input="y")], [call("c4", "pay", what="b")],
+        [call("c5", "ask", input="z")], "done",
+    ]  # fmt: skip
+
+    def outer() -> Agent[Any]:
+        book = wrap_tool(function_tool(till.charge, name_override="book"), **REFUND)
+        pay = wrap_tool(function_tool(till.charge, name_override="pay", needs_approval=True), **REFUND)
+        inner = Agent(name="Inner", model=Scripted(inner_turns), tools=[book])
+        return agent([pay, inner.as_tool("ask", "Ask.")], model=Scripted(lambda heard: turns[len(heard)]))
+
+    async def next_state(made: Agent[Any], result: Any) -> tuple[Any, Any]:
+        if known == "in this process":
+            return result.to_state(), {}
+        if known == "by its envelope":
+            kept = json.loads(json.dumps(dump_state(result)))
+            return await aload_state(made, json.loads(json.dumps(dump_state(await aload_state(made, kept))))), {}
+        return await RunState.from_json(made, result.to_state().to_json()), {"saga_id": "s"}
+
+    async def body() -> None:
+        made = outer()
+        result = await asaga_run(made, "go", saga_id="s", log=log)
+        for _ in range(2):
+            state, more = await next_state(made, result)
+            kept = await next_state(made, result)
+            result = await asaga_run(made, approving(state), log=log, **more)
+        assert result.final_output == "done"
+        if known != "in this process":  # there, states share what was said with the run that has gone on from them
+            again = await asaga_run(made, approving(kept[0]), log=log, **kept[1])
+            assert again.final_output == "done"
+
+    asyncio.run(body())
+    assert till.lines() == [f"charge {what}" for what in ("room", "a", "room", "b", "room")]
+    assert status(log) is SagaStatus.COMMITTED
+
+
+def test_interruptions_that_are_alike_are_told_apart(till: Till, log: FileLog) -> None:
+    """Each run of the inner agent waits with the same call id, tool and arguments."""
+    inner_turns = [[call("call_0", "book", what="room")], [call("call_1", "pay", what="bill")], "paid"]
+    asked = [[call(f"c{n}", "ask", input="x")] for n in range(3)]
+
+    def outer() -> Agent[Any]:
+        book = wrap_tool(function_tool(till.charge, name_override="book"), **REFUND)
+        pay = wrap_tool(function_tool(till.charge, name_override="pay", needs_approval=True), **REFUND)
+        inner = agent([book, pay], name="Inner", model=Scripted(lambda heard: inner_turns[len(heard)]))
+        return agent([inner.as_tool("ask", "Ask.")], model=Scripted(lambda heard: [*asked, "done"][len(heard)]))
+
+    async def body() -> Any:
+        made = outer()
+        result = await asaga_run(made, "go", saga_id="s", log=log)
+        while result.interruptions:
+            state = await aload_state(made, json.loads(json.dumps(dump_state(result))))
+            result = await asaga_run(made, approving(state), log=log)
+        return result.final_output
+
+    assert asyncio.run(body()) == "done"
+    assert till.lines() == ["charge room", "charge bill"] * 3
+
+
 # --- which saga a state belongs to
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_state_does_not_go_on_in_another_log(
+    there: bool, committed: bool, till: Till, log: FileLog, tmp_path: Path
+) -> None:
+    """Where the calls that were made are not on record, they would be made once more."""
+    envelope = paused(till, log)
+    if committed:
+        go_on(till, log, envelope)
+    lines = till.lines()
+    with closing(FileLog(tmp_path / "other")) as other:
+        if there:  # another saga of the same name, which is left as it is
+            asyncio.run(asaga_run(traveller(Till(tmp_path / "elsewhere")), "go", saga_id="s", log=other))
+        with pytest.raises(SagaNotFound, match="not in this log"):
+            go_on(till, other, envelope)
+        with own_loop(), pytest.raises(SagaNotFound):
+            saga_run(traveller(till), envelope, log=other)
+        if there:
+            assert status(other) is SagaStatus.SUSPENDED
+        else:
+            assert other.read("s") == ()
+    assert till.lines() == lines
+    assert status(log) is (SagaStatus.COMMITTED if committed else SagaStatus.SUSPENDED)
 
 
 def test_a_state_whose_saga_is_not_known_is_refused(till: Till, log: FileLog) -> None:
@@ -280,7 +372,7 @@ def test_the_second_run_of_a_saga_knows_its_number_behind_a_resume(till: Till, l
             return dump_state(await asaga_run(traveller(till), "go"))
 
     envelope = asyncio.run(body())
-    assert envelope["state"]["agent_saga"] == {"run": 2, "part": 1} and status(log) is SagaStatus.SUSPENDED
+    assert envelope["state"]["agent_saga"]["run"] == 2 and status(log) is SagaStatus.SUSPENDED
     for _ in range(2):
         assert go_on(till, log, envelope).final_output == "done: room, bill"
     assert till.lines() == ["charge w", "charge room", "charge bill"]

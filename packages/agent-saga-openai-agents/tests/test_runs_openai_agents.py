@@ -364,6 +364,37 @@ def test_a_sibling_of_a_failed_call_is_waited_for_and_undone(till: Till) -> None
         assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_async_call_that_outlives_a_sync_run_ends_on_its_loop(begun: bool, till: Till, log: MemoryLog) -> None:
+    """Its loop runs no more when the scope ends, which would wait for it in vain."""
+    inside = asyncio.Event()
+
+    async def slow(what: str) -> str:
+        till.charge(what)
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # it puts away what it has begun
+            for _ in range(200):
+                await asyncio.sleep(0)
+        return what
+
+    async def fail(what: str) -> str:
+        if begun:
+            await inside.wait()
+        raise LookupError(what)
+
+    failing = wrap_tool(function_tool(fail, failure_error_function=None), semantics="READ_ONLY")
+    made = agent(
+        [wrap_tool(function_tool(slow), **REFUND), failing],
+        [call("1", "slow", what="room"), call("2", "fail", what="")],
+    )
+    with own_loop(), pytest.raises(UserError):
+        saga_run(made, "go", saga_id="s", log=log, drain_timeout=BOUND)
+    assert till.lines() == (["charge room", "refund room"] if begun else [])
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
 # --- streams
 
 

@@ -314,6 +314,22 @@ def test_a_tool_made_by_hand_is_a_step_and_ends_the_run_as_it_did(till: Till, lo
     assert [step.status for step in read_saga(log, "t").steps] == [StepStatus.COMPENSATED]
 
 
+@pytest.mark.parametrize("text", ['{"api_key": "sk-9"', '[{"api_key": "sk-9"}]', '{"api_key": "sk-9"}'])
+def test_what_a_tool_made_by_hand_is_given_shows_no_secret_whatever_its_form(
+    text: str, till: Till, log: MemoryLog
+) -> None:
+    async def handler(ctx: ToolContext[Any], given: str) -> str:
+        return str(len(given))
+
+    async def body() -> Any:
+        async with saga_scope("s", log=log):
+            context = ToolContext(context=None, tool_name="charge", tool_call_id="c", tool_arguments=text)
+            return await wrap_tool(hand_made(handler), **REFUND).on_invoke_tool(context, text)
+
+    assert asyncio.run(body()) == str(len(text))
+    assert len(intents(log)) == 1 and "sk-9" not in repr(log.read("s"))
+
+
 def test_a_tool_made_by_hand_is_given_the_context_that_it_asks_for(till: Till, log: MemoryLog) -> None:
     seen: list[type] = []
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 from agents import Agent, RunContextWrapper, Runner, RunResult
 
-from agent_saga_core import Log, Saga, saga_scope
+from agent_saga_core import Log, Saga, SagaNotFound, current_saga, saga_scope
 from agent_saga_core.wrapping import covered
-from agent_saga_openai_agents.sites import Mark, can_wait, inside, put_mark, runs_of
-from agent_saga_openai_agents.states import aload_state, complete, resumes
+from agent_saga_openai_agents.sites import (
+    Mark,
+    begin,
+    can_wait,
+    inside,
+    point_of,
+    put_mark,
+    runs_of,
+    token_in,
+    token_of,
+)
+from agent_saga_openai_agents.states import aload_state, complete, loop_of_this_thread, resumes
 from agent_saga_openai_agents.walk import runners_of
 
 __all__ = ["Arguments", "Prepared", "ScopeArguments", "asaga_run", "reason_to_wait", "saga_run"]
@@ -73,6 +84,7 @@ async def asaga_run(
         SagaAborted: The run ended normally and its saga could not commit; all is undone.
         RollbackIncomplete: Something may be left; its `.report` names it.
         SagaNotRunning: The saga of this id has ended without committing.
+        SagaNotFound: The run goes on from a state whose saga is not in this log.
         ValueError: The state belongs to no saga that is known.
     """
     prepared = Prepared(starting_agent, input, saga_id, log, arguments)
@@ -107,8 +119,11 @@ def saga_run(
         complete(prepared.load())
     with prepared.saga as saga:
         with prepared.bound(saga):
-            with prepared.running(saga) as run:
-                result = Runner.run_sync(starting_agent, prepared.given, **run)
+            try:
+                with prepared.running(saga) as run:
+                    result = Runner.run_sync(starting_agent, prepared.given, **run)
+            finally:
+                prepared.let_end(saga)
             prepared.mark(result)
             waits = reason_to_wait(saga, result)
             if waits:
@@ -134,6 +149,8 @@ class Prepared:
         self.given = given
         self.resumed = resumes(given, saga_id)
         self.begun: Mark | None = None
+        self.log = log
+        self.drain_timeout: float = scope.get("drain_timeout", 30.0)
         self.saga = saga_scope(
             self.resumed.saga_id if self.resumed is not None else saga_id,
             log=log,
@@ -143,9 +160,35 @@ class Prepared:
         )
 
     async def load(self) -> None:
-        """Make the framework's state of an envelope. Before the saga is opened: an unfit state rolls nothing back."""
+        """Make the framework's state of an envelope. Before the saga is opened: an unfit state rolls nothing back.
+
+        Raises:
+            SagaNotFound: The log does not hold the saga that it goes on with.
+        """
+        if self.resumed is None:
+            return
+        await asyncio.to_thread(self._find, self.resumed)
         if isinstance(self.given, Mapping):
             self.given = await aload_state(self.agent, cast("Mapping[str, Any]", self.given))
+
+    def _find(self, resumed: Mark) -> None:
+        """Hold the saga against the log: in another one, every call that was made would be made again."""
+        around = current_saga()
+        joins = around is not None and around.id == resumed.saga_id
+        found = token_of(around) if around is not None and joins else token_in(self.log, resumed.saga_id)
+        if found is None or resumed.token not in ("", found):
+            raise SagaNotFound(
+                f"saga {resumed.saga_id!r}, which this state belongs to, is not in this log. Name the log that the run "
+                "began with: log=..., or $AGENT_SAGA_LOG.",
+                saga_id=resumed.saga_id,
+            )
+
+    def let_end(self, saga: Saga) -> None:
+        """Let async calls that a sync run has left end on its loop, which the scope's end would not run."""
+        loop = loop_of_this_thread()
+        calls = runs_of(saga).calls_on(loop) if loop is not None and not loop.is_running() else []
+        if loop is not None and calls:
+            loop.run_until_complete(asyncio.wait(calls, timeout=self.drain_timeout))
 
     @contextmanager
     def bound(self, saga: Saga) -> Generator[None]:
@@ -163,7 +206,8 @@ class Prepared:
             context: Any = run.get("context")
             wrapper = cast(object, context if isinstance(context, RunContextWrapper) else RunContextWrapper(context))
             run = {**run, "context": wrapper}
-        self.begun = runs_of(saga).begin(saga.id, wrapper, self.resumed)
+        part = point_of(self.given) if self.resumed is not None else "0"
+        self.begun = begin(saga, wrapper, self.resumed, part)
         with inside(self.begun):
             yield run
 

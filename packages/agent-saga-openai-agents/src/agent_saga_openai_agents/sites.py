@@ -8,6 +8,8 @@ every run has tables of its own in its context, shared by the contexts of all it
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -19,7 +21,9 @@ from weakref import WeakKeyDictionary
 
 from agents import RunContextWrapper
 
-from agent_saga_core import Saga, SagaStatus
+from agent_saga_core import Log, Saga, SagaStatus
+from agent_saga_core.logs import shared_log
+from agent_saga_core.state import fold
 from agent_saga_core.wrapping import CallSite
 from agent_saga_openai_agents.adapter import NAME
 
@@ -27,13 +31,17 @@ __all__ = [
     "TABLES",
     "Mark",
     "Runs",
+    "begin",
     "can_wait",
     "inside",
     "mark_of",
+    "point_of",
     "put_mark",
     "runs_of",
     "site_of",
     "tells_runs_apart",
+    "token_in",
+    "token_of",
 ]
 
 TABLES: Final = ("_tool_invocations", "_approvals")
@@ -47,8 +55,10 @@ class Mark(NamedTuple):
     saga_id: str
     run: int
     """Its number among the runs of the saga, from 1."""
-    part: int = 0
-    """How often it had waited for a person when this part of it began."""
+    token: str = ""
+    """What tells the saga from all others, of other logs, too; empty if only its id is known."""
+    part: str = "0"
+    """Where this part of it began: at its top, or where it waited for a person (see `point_of`)."""
 
 
 _inside: ContextVar[Mark | None] = ContextVar("agent_saga_openai_agents_run", default=None)
@@ -66,6 +76,7 @@ class Runs:
         self._count = 0
         self._scopes: dict[int, tuple[object, str]] = {}  # holds the tables, so that no id is used twice
         self._nested: Counter[str] = Counter()
+        self._calls: set[asyncio.Task[Any]] = set()
         for scope in recorded:
             name, _, number = scope.rpartition("#")
             run = scope.partition("/")[0].partition(".")[0]
@@ -74,7 +85,7 @@ class Runs:
             elif number.isdecimal():  # those with a run around them are told from all others by its number
                 self._nested[name] = max(self._nested[name], int(number))
 
-    def begin(self, saga_id: str, context: object, resumed: Mark | None) -> Mark:
+    def begin(self, context: object, resumed: Mark | None) -> int:
         """Number a run that is about to start with this context."""
         with self._lock:
             number = resumed.run if resumed is not None else self._count + 1
@@ -82,7 +93,23 @@ class Runs:
             table = _table(context)
             if table is not None:
                 self._scopes[id(table)] = table, str(number)
-        return Mark(saga_id, number, resumed.part if resumed is not None else 0)
+        return number
+
+    @contextmanager
+    def calling(self) -> Generator[None]:
+        """A call is being made in the block, in the task that runs here."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._calls.add(task)
+        try:
+            yield
+        finally:
+            if task is not None:
+                self._calls.discard(task)
+
+    def calls_on(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+        """The tasks of a loop in which calls are being made."""
+        return [task for task in tuple(self._calls) if task.get_loop() is loop and not task.done()]
 
     def scope(self, context: object, agent: str, call: str) -> str | None:
         """The name of the run that a call with this context belongs to; None if that cannot be told.
@@ -150,6 +177,40 @@ def site_of(saga: Saga, context: Any, tool: str) -> CallSite | None:
         around = _inside.get()
         return CallSite(NAME, scope=str(around.run) if around is not None else "")
     return CallSite(NAME, scope=scope, call_id=call_id)
+
+
+def begin(saga: Saga, context: object, resumed: Mark | None, part: str) -> Mark:
+    """Number a run of a saga that is about to start with this context, at its top or where it goes on."""
+    return Mark(saga.id, runs_of(saga).begin(context, resumed), token_of(saga), part)
+
+
+def token_of(saga: Saga) -> str:
+    """What tells a saga from all others, also from one of the same id."""
+    opened: Any = saga._opened  # pyright: ignore[reportPrivateUsage]
+    return _digest(opened.fold.nonce)
+
+
+def token_in(log: Log | str | None, saga_id: str) -> str | None:
+    """`token_of` the saga of this id that a log holds; None if it holds none."""
+    records = shared_log(log).read(saga_id)
+    return _digest(fold(records, saga_id).nonce) if records else None
+
+
+def point_of(state: Any) -> str:
+    """Where a state waits: the same for all states of that point, however they came here, and for no others.
+
+    What an agent called as a tool did before an interruption is told by this from what it does behind it.
+    """
+    waits: list[object] = [len(getattr(state, "_model_responses", None) or ())]
+    for item in state.get_interruptions():
+        call: Any = item.raw_item
+        found = cast("dict[str, Any]", call if isinstance(call, dict) else vars(call))
+        waits.append([getattr(item.agent, "name", ""), found.get("call_id"), found.get("name"), found.get("arguments")])
+    return _digest(json.dumps(waits, default=str))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def can_wait(saga: Saga) -> bool:

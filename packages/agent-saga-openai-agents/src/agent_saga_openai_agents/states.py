@@ -11,7 +11,7 @@ from agents import Agent, RunState
 
 from agent_saga_openai_agents.sites import Mark, mark_of, put_mark
 
-__all__ = ["Envelope", "aload_state", "complete", "dump_state", "load_state", "resumes"]
+__all__ = ["Envelope", "aload_state", "complete", "dump_state", "load_state", "loop_of_this_thread", "resumes"]
 
 T = TypeVar("T")
 Envelope: TypeAlias = dict[str, Any]
@@ -41,7 +41,7 @@ def dump_state(
         raise ValueError("This is no result of saga_run, so no saga belongs to it. Dump what saga_run returned.")
     state = cast(Any, result if isinstance(result, RunState) else result.to_state())
     data = state.to_json(context_serializer=context_serializer, strict_context=strict_context)
-    data[_OURS] = {"run": mark.run, "part": mark.part + 1}
+    data[_OURS] = {"run": mark.run, "token": mark.token}
     return {"saga_id": mark.saga_id, "state": data}
 
 
@@ -102,7 +102,7 @@ def resumes(given: object, saga_id: str | None) -> Mark | None:
                 "Which saga this state belongs to is not known. Keep what dump_state(result) returns, and pass that or "
                 "load_state(agent, envelope); or name the saga: saga_id=..."
             )
-        mark = known if known is not None else Mark(cast(str, saga_id), 1, 1)
+        mark = known if known is not None else Mark(cast(str, saga_id), 1)
     else:
         return None
     if saga_id is not None and saga_id != mark.saga_id:
@@ -115,11 +115,11 @@ def _opened(envelope: Mapping[str, Any]) -> tuple[Mark, dict[str, Any]]:
     ours: Any = cast("dict[str, Any]", state).get(_OURS) if isinstance(state, dict) else None
     if not isinstance(saga_id, str) or not isinstance(state, dict) or not isinstance(ours, dict):
         raise ValueError("This is no envelope of a run: pass what dump_state(result) returned.")
-    run, part = (cast("dict[str, Any]", ours).get(name) for name in ("run", "part"))
-    if not isinstance(run, int) or not isinstance(part, int):
+    run, token = (cast("dict[str, Any]", ours).get(name) for name in ("run", "token"))
+    if not isinstance(run, int) or not isinstance(token, str):
         raise ValueError("This envelope does not say which run of its saga it is of. Pass it as dump_state made it.")
     data = {name: value for name, value in cast("dict[str, Any]", state).items() if name != _OURS}
-    return Mark(saga_id, run, part), data
+    return Mark(saga_id, run, token), data
 
 
 def complete(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -131,7 +131,7 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        loop = _loop_of_this_thread()
+        loop = loop_of_this_thread()
         if loop is not None:
             return loop.run_until_complete(coroutine)
         with asyncio.Runner() as runner:
@@ -140,7 +140,8 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("An event loop runs here, which this would block. Use the async form.")
 
 
-def _loop_of_this_thread() -> asyncio.AbstractEventLoop | None:
+def loop_of_this_thread() -> asyncio.AbstractEventLoop | None:
+    """The loop that `Runner.run_sync` uses here; None if it would make one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # its end is announced, and run_sync relies on it
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import hashlib
 import inspect
 import json
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from agent_saga_core import (
 from agent_saga_core.engine.calls import is_async
 from agent_saga_core.wrapping import REFUSALS, Binding, Declaration, ToolRunner, runner_of
 from agent_saga_openai_agents.adapter import NAME
-from agent_saga_openai_agents.sites import site_of
+from agent_saga_openai_agents.sites import runs_of, site_of
 
 __all__ = ["agent_of", "function_of", "is_agent_tool", "wrap_tool"]
 
@@ -247,7 +248,8 @@ async def _step(
         if saga is None:
             return await runner.arun(named, (lambda key: asyncio.to_thread(invoke, key)) if in_thread else invoke)
         site = site_of(saga, context, runner.spec.tool)
-        return await runner.arun(named, invoke, site=site, approve=_yes_of_a_person(runner, context))
+        with runs_of(saga).calling():
+            return await runner.arun(named, invoke, site=site, approve=_yes_of_a_person(runner, context))
     except SagaError as refusal:
         heard = _refused.get()
         if heard is not None:
@@ -360,12 +362,12 @@ class _Invoker:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments as the model gave them; what is no JSON object is recorded as one text."""
+    """The arguments as the model gave them, for their names to say what is a secret; of what has none, a digest."""
     try:
         found: Any = json.loads(text) if text else {}
     except ValueError:
-        found = None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"input": text}
+        found = f"unreadable, sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"input": found}
 
 
 def _mark(tool: FunctionTool, runner: ToolRunner) -> None:
