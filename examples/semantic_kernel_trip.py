@@ -132,7 +132,7 @@ async def travel(log: Any) -> None:
     # last flight failed, and ended its turn like any other.
     async with saga_scope("trip-ada", name="trip", log=log) as saga:
         answer = await asaga_run(agent, "Book a week in Porto, and the flights there and back.")
-        print(f"planner: {answer}\n")
+        print(f"planner: {answer}\n\nbefore the trip is called off:")
         for step in saga.steps:
             print(f"{step.number}  {step.tool:<12} {step.status}")
         booked = sum(step.status == "DONE" for step in saga.steps)
