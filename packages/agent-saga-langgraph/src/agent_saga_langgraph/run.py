@@ -21,7 +21,7 @@ from agent_saga_langchain.places import current_task
 from agent_saga_langgraph.approvals import Gate
 from agent_saga_langgraph.looking import Look, Read, alook, look
 from agent_saga_langgraph.scope import graph_scope
-from agent_saga_langgraph.thread import Standing, busy, moved, paused, stand
+from agent_saga_langgraph.thread import Standing, own_head, paused, stand
 from agent_saga_langgraph.walk import runners_in
 
 __all__ = ["ORPHAN_AFTER", "asaga_run", "asaga_stream", "saga_run", "saga_stream"]
@@ -374,13 +374,10 @@ class _Run:
 
     def check(self, saga: Saga) -> Look[None]:
         """Look at the thread once more, now that nobody else can resume it."""
-        if not self.stands.resumes:
-            return
         try:
-            if (yield from moved(self.graph, self.stands)):
-                raise busy(self.stands)
+            yield from own_head(self.graph, self.stands, saga)
         except Exception:  # nothing has run: the saga is left as it was found
-            if saga.takes_steps:
+            if saga.takes_steps and (self.stands.resumes or saga.steps):
                 yield self._suspend(saga, "its thread could not be resumed")
             raise
 
@@ -393,8 +390,8 @@ class _Run:
                 saga.abort("the graph was interrupted, and without a checkpointer nobody can resume it")
             return
         at = yield from paused(self.graph, self.stands)
-        if at is not None:
-            yield self._suspend(saga, f"the graph waits at {', '.join(dict.fromkeys(at))}")
+        if at is not None or self.watch.interrupted:
+            yield self._suspend(saga, f"the graph waits at {', '.join(dict.fromkeys(at or ('a question',)))}")
 
     def stopped(self, saga: Saga, error: Exception) -> Look[None]:
         """Suspend the saga of a run that LangGraph has stopped where it may go on; leave others to the scope's end."""

@@ -1,9 +1,10 @@
 """Which saga a run of a thread belongs to: read from the thread's checkpoints before anything runs.
 
-The saga's id stands in the metadata of every checkpoint that its run wrote. `update_state` writes checkpoints without
-it, so a person's edit is followed back to the checkpoint that was edited. LangGraph gives the tasks of an edited
-checkpoint new ids and runs them again, those that had finished included: `Standing.renamed` says which task each of
-them was, so that a call met again is known as the same one.
+The saga's id stands in the metadata of every checkpoint that its run wrote, and in a claim of the one that it began at
+if another run had written that. `update_state` writes checkpoints without either, so a person's edit is followed back
+to the checkpoint that was edited. LangGraph gives the tasks of an edited checkpoint new ids and runs them again, those
+that had finished included: `Standing.renamed` says which task each of them was, so that a call met again is known as
+the same one.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables.config import merge_configs
 from langgraph.types import Command
@@ -21,16 +22,27 @@ from agent_saga_core import SagaNotFound, SagaStatus, current_saga, read_saga
 from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
+from agent_saga_core.saga import Saga
+from agent_saga_langgraph.claims import Claim, claim, latest_claim, talk
 from agent_saga_langgraph.looking import Look, Read
 
-__all__ = ["ADDRESS", "Standing", "moved", "paused", "stand"]
+__all__ = ["ADDRESS", "Head", "Standing", "own_head", "paused", "stand"]
 
 log = logging.getLogger("agent_saga")
 
 ADDRESS = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
 """The parts of a config that address one checkpoint of a thread."""
-UPDATE = "update"
-"""What LangGraph calls the source of a checkpoint that `update_state` wrote."""
+UPDATE, FORK = "update", "fork"
+"""What LangGraph calls the sources of checkpoints that `update_state` wrote; a run may write forks, too."""
+
+
+class Head(NamedTuple):
+    """What the head of a thread was when it was looked at."""
+
+    checkpoint_id: str | None
+    talk: tuple[str, ...]
+    """The questions that wait there, and the answers that were given."""
+    claim: Claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +54,8 @@ class Standing:
         thread: The config of the thread's head; None if the graph keeps no checkpoints of this run.
         saga_id: The saga's id; None to draw one.
         resumes: Whether the run goes on with a saga that was begun before.
-        head: What the head was when it was looked at: its id, and the questions that wait there.
+        head: The head, if the run goes on there; None for new input, for a fork, and where nothing is kept.
+        named: The saga that the head's own metadata or its claim names.
         forked: What a new saga stores of where it was forked from.
         renamed: The ids that tasks of an edited checkpoint have now, with those that they had.
     """
@@ -51,7 +64,8 @@ class Standing:
     thread: dict[str, Any] | None = None
     saga_id: str | None = None
     resumes: bool = False
-    head: tuple[str | None, tuple[str, ...]] = (None, ())
+    head: Head | None = None
+    named: str | None = None
     forked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -78,10 +92,11 @@ def stand(
     if thread is None:
         return Standing(config=own, saga_id=saga_id)
     head = yield _state(graph, thread)
-    addressed = _conf(own).get("checkpoint_id")
-    at_head = not _conf(own).get("checkpoint_ns") and addressed in (None, _id_of(head))
+    conf = _whole(graph, own)
+    addressed = conf.get("checkpoint_id")
+    at_head = not conf.get("checkpoint_ns") and addressed in (None, _id_of(head))
     command = cast("Command[Any] | None", given if isinstance(given, Command) else None)
-    resuming = given is None or command is not None
+    resuming = given is None or command is not None or _is_same_run(graph, own, head)
     if command is not None and command.resume is not None and not at_head:
         raise DeclarationError(
             "This answer is for a checkpoint that the thread has moved past, and LangGraph would give the tool the "
@@ -89,17 +104,19 @@ def stand(
             "a saga of its own; then answer that."
         )
     if not at_head:
-        _warn_of_open(head)
-        forked = yield from _origin(graph, own, addressed)
+        yield from _warn_of_open(graph, thread, head)
+        forked = yield from _origin(graph, thread, conf, addressed)
         return Standing(config=own, thread=thread, saga_id=saga_id, forked=forked)
     if not resuming:
-        _warn_of_open(head)
+        yield from _warn_of_open(graph, thread, head)
         return Standing(config=own, thread=thread, saga_id=saga_id)
     # With the head's own id LangGraph would run finished tasks again, under new ids; without it, it resumes.
-    own = {**own, "configurable": _without_address(own)}
-    standing = Standing(config=own, thread=thread, saga_id=saga_id, head=_seen(head))
+    own = {**own, "configurable": {**_without_address(own), **_unaddressed(graph)}}
+    standing = Standing(config=own, thread=thread, saga_id=saga_id)
     if head.metadata is None:
         return standing
+    seen = yield from _seen(graph, thread, head)
+    standing = replace(standing, head=seen, named=_named(head, seen.claim))
     works = command is not None and command.resume is None
     return (yield from _resumed(graph, head, standing, kept, works))
 
@@ -109,11 +126,10 @@ def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None, 
 
     `works`: the input is a `Command` that is no answer, and gives a finished thread something to do.
     """
-    owner = yield from _unedited(graph, head)
-    found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
-    if owner is None or not isinstance(found, str):
+    owner, found = yield from _owner(graph, standing.thread, head)
+    if owner is None or found is None:
         return standing  # what ran here before was no saga
-    edited = owner is not head
+    edited = owner is not head or _is_update(head)
     forked = {"forked_from": found, "forked_at": _id_of(owner)}
     if edited and not (yield from _is_last(graph, standing, owner, found)):
         return _new(standing, forked=forked)
@@ -129,30 +145,39 @@ def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None, 
                 f"This thread's saga is {found!r}, {status}, and the run names {standing.saga_id!r}. Leave saga_id out."
             )
     renamed = yield from _renamed(graph, standing, head)
-    return Standing(
-        config=standing.config,
-        thread=standing.thread,
-        saga_id=found,
-        resumes=True,
-        head=standing.head,
-        renamed=renamed,
-    )
+    return replace(standing, saga_id=found, resumes=True, renamed=renamed)
 
 
 def _new(standing: Standing, *, forked: Mapping[str, Any]) -> Standing:
-    return Standing(config=standing.config, thread=standing.thread, saga_id=standing.saga_id, forked=forked)
+    return replace(standing, forked=forked)
 
 
-def moved(graph: Any, standing: Standing) -> Look[bool]:
-    """Whether the thread has moved on since it was looked at: to be asked once the saga is owned."""
+def own_head(graph: Any, standing: Standing, saga: Saga) -> Look[None]:
+    """Look at the head once more, now that nobody else can open the saga; let it name this saga if it does not.
+
+    Raises:
+        SagaBusy: The thread has moved on since it was looked at, or another saga goes on there.
+    """
+    if standing.head is None:
+        return
     head = yield _state(graph, standing.thread)
-    return _seen(head) != standing.head
+    seen = yield from _seen(graph, standing.thread, head)
+    had = seen == standing.head
+    if had and standing.named != saga.id and not (standing.resumes and _is_update(head)):
+        had = yield from claim(_saver_of(graph, standing.thread), head.config, seen.claim.number + 1, saga.id)
+    if not had:
+        raise SagaBusy(
+            f"Another run has taken this thread further while this one was about to go on in saga {saga.id!r}. "
+            "Look at the thread's state again, and answer what it asks now.",
+            saga_id=saga.id,
+        )
 
 
 def paused(graph: Any, standing: Standing) -> Look[tuple[str, ...] | None]:
-    """What the thread's run waits at, as names of nodes; None if it has ended.
+    """What the thread's run waits at, as names of nodes; None if the thread's state shows nothing.
 
-    Older versions of LangGraph leave a task that asks its second question out of `next`.
+    It does not show tasks that a `Command` has brought to a finished run. Older versions of LangGraph leave a task that
+    asks its second question out of `next`.
     """
     head = yield _state(graph, standing.thread)
     return tuple(head.next) or tuple(task.name for task in head.tasks if task.interrupts) or None
@@ -210,7 +235,11 @@ def _thread_of(graph: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
     if conf.get("thread_id") is None or _saver(graph, conf) is None:
         return None
     # Nothing else of the config: reading the thread calls no callbacks, and changes nothing of the caller's.
-    return {"configurable": {**_without_address(config), "thread_id": conf["thread_id"]}}
+    return {"configurable": {**_without_address(config), **_unaddressed(graph), "thread_id": conf["thread_id"]}}
+
+
+def _saver_of(graph: Any, thread: Mapping[str, Any] | None) -> Any:
+    return _saver(graph, _conf(thread or {}))
 
 
 def _saver(graph: Any, conf: Mapping[str, Any]) -> Any:
@@ -224,6 +253,25 @@ def _conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("configurable") or {}
 
 
+def _whole(graph: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a run is configured with: the graph may have been bound to a thread, and to a checkpoint of it."""
+    return {**_conf(getattr(graph, "config", None) or {}), **_conf(config)}
+
+
+def _unaddressed(graph: Any) -> dict[str, Any]:
+    """What takes back the address that the graph is bound to."""
+    empty: dict[str, Any] = {"checkpoint_id": None, "checkpoint_ns": "", "checkpoint_map": {}}
+    return {name: empty[name] for name in ADDRESS if name in _conf(getattr(graph, "config", None) or {})}
+
+
+def _is_same_run(graph: Any, config: dict[str, Any], head: Any) -> bool:
+    """Whether LangGraph takes the input for that of the run which wrote the head, and goes on with that instead."""
+    merged = merge_configs(cast(Any, getattr(graph, "config", None)), cast(Any, config))
+    known: Mapping[str, Any] = head.metadata or {}
+    given = {**_conf(merged), **(merged.get("metadata") or {})}
+    return known.get("run_id") is not None and given.get("run_id") == known["run_id"]
+
+
 def _without_address(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in _conf(config).items() if name not in ADDRESS}
 
@@ -233,19 +281,32 @@ def _id_of(state: Any) -> str | None:
     return found
 
 
-def _seen(state: Any) -> tuple[str | None, tuple[str, ...]]:
-    # Older versions of LangGraph give all questions of one task the same id.
-    return _id_of(state), tuple(sorted(f"{interrupt.id} {interrupt.value!r}" for interrupt in state.interrupts))
+def _seen(graph: Any, thread: Mapping[str, Any] | None, state: Any) -> Look[Head]:
+    saver = _saver_of(graph, thread)
+    said = yield from talk(saver, state.config)
+    claimed = yield from latest_claim(saver, state.config)
+    return Head(_id_of(state), said, claimed)
+
+
+def _named(state: Any, claimed: Claim) -> str | None:
+    """The saga that goes on at a checkpoint, by its claim; else the one that wrote it."""
+    metadata: Mapping[str, Any] = state.metadata or {}
+    found = claimed.saga_id or metadata.get("saga_id")
+    return found if isinstance(found, str) else None
 
 
 def _is_update(state: Any) -> bool:
-    return bool(state.metadata) and state.metadata.get("source") == UPDATE
+    metadata: Mapping[str, Any] = state.metadata or {}
+    source = metadata.get("source")
+    return source == UPDATE or (source == FORK and "saga_id" not in metadata)
 
 
-def _warn_of_open(head: Any) -> None:
+def _warn_of_open(graph: Any, thread: Mapping[str, Any], head: Any) -> Look[None]:
     """New input, and a fork, leave an interrupted run behind, which nobody can resume any more."""
-    metadata: Mapping[str, Any] = head.metadata or {}
-    left = metadata.get("saga_id")
+    if head.metadata is None:
+        return
+    claimed = yield from latest_claim(_saver_of(graph, thread), head.config)
+    left = _named(head, claimed)
     if head.next and left and current_saga() is None:
         log.warning(
             "saga %r was left unfinished by another run of its thread; if it still waits, recovery will roll it back",
@@ -253,28 +314,30 @@ def _warn_of_open(head: Any) -> None:
         )
 
 
-def _origin(graph: Any, config: dict[str, Any], addressed: str | None) -> Look[dict[str, Any]]:
+def _origin(
+    graph: Any, thread: Mapping[str, Any], conf: Mapping[str, Any], addressed: str | None
+) -> Look[dict[str, Any]]:
     """What a fork says of where it comes from."""
-    forked: dict[str, Any] = {"forked_at": addressed}
-    state = yield _state(graph, {"configurable": dict(_conf(config))})
-    owner = (yield from _unedited(graph, state)) if state.metadata else None
-    found = owner.metadata.get("saga_id") if owner is not None and owner.metadata else None
-    return {"forked_from": found, **forked}
+    state = yield _state(graph, {"configurable": dict(conf)})
+    _, found = (yield from _owner(graph, thread, state)) if state.metadata else (None, None)
+    return {"forked_from": found, "forked_at": addressed}
 
 
-def _unedited(graph: Any, state: Any) -> Look[Any]:
-    """The checkpoint that people's edits began from; `state` itself if it is none."""
-    while _is_update(state):
+def _owner(graph: Any, thread: Mapping[str, Any] | None, state: Any) -> Look[tuple[Any, str | None]]:
+    """The checkpoint that people's edits began from, `state` itself if it is none, and the saga that goes on there."""
+    while True:
+        claimed = yield from latest_claim(_saver_of(graph, thread), state.config)
+        if claimed.saga_id is not None or not _is_update(state):
+            return state, _named(state, claimed)
         if state.parent_config is None:
-            return None
+            return None, None
         state = yield _state(graph, state.parent_config)
-    return state
 
 
 def _is_last(graph: Any, standing: Standing, owner: Any, saga_id: str) -> Look[bool]:
-    """Whether the saga's run wrote no checkpoint after this one."""
+    """Whether the saga's run wrote no checkpoint after this one, which it wrote or has claimed."""
     last = yield _history(graph, standing.thread, saga_id)
-    return last is not None and _id_of(last) == _id_of(owner)
+    return last is None or str(_id_of(last)) <= str(_id_of(owner))  # LangGraph's ids rise
 
 
 def _renamed(graph: Any, standing: Standing, head: Any) -> Look[dict[str, str]]:
@@ -287,8 +350,8 @@ def _renamed(graph: Any, standing: Standing, head: Any) -> Look[dict[str, str]]:
         waiting += [task.state for task in state.tasks if getattr(task.state, "tasks", None) is not None]
         if not _is_update(state):
             continue
-        before = yield from _unedited(graph, state)
-        if before is None:
+        before, _ = yield from _owner(graph, standing.thread, state)
+        if before is None or before is state:
             continue
         yield from _refuse_inner_work(graph, standing, before)
         was = {(task.name, task.path): task.id for task in before.tasks}
@@ -321,12 +384,3 @@ def _refuse_inner_work(graph: Any, standing: Standing, before: Any) -> Look[None
 
 BY_TASKS = ("__return__", "__interrupt__", "__error__", "__no_writes__")
 """Where LangGraph stores what a task has come to; an edit's own writes go elsewhere."""
-
-
-def busy(standing: Standing) -> SagaBusy:
-    """What a run hears whose thread moved on before it owned the saga."""
-    return SagaBusy(
-        f"Another run has taken this thread further while this one was about to resume saga {standing.saga_id!r}. "
-        "Look at the thread's state again, and answer what it asks now.",
-        saga_id=standing.saga_id,
-    )
