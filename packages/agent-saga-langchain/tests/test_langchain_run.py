@@ -29,6 +29,7 @@ from agent_saga_core import (
     list_sagas,
     read_saga,
     saga_scope,
+    saga_tool,
     undo,
 )
 from agent_saga_core.wrapping import REFUSALS
@@ -222,7 +223,7 @@ def test_after_three_refusals_the_run_ends_even_where_every_exception_is_swallow
 
 def test_the_last_refusal_passes_through_langgraph_and_is_no_pause():
     ended = run_ended(SagaAborted("no"))
-    assert isinstance(ended, SagaAborted) and isinstance(ended, GraphBubbleUp)
+    assert isinstance(ended, SagaAborted) and isinstance(ended, GraphBubbleUp) and run_ended(ended) is ended
     assert not isinstance(ended, GraphPause)
     assert isinstance(GraphInterrupt(()), GraphPause) and not isinstance(ValueError(), GraphPause)
 
@@ -293,6 +294,48 @@ def test_an_interrupted_run_is_suspended_and_goes_on(way, world, log, pay, say):
     state = read_saga(log, "s")
     assert state.status is SagaStatus.COMMITTED and world.done == ["a", "b yes"] and world.undone == []
     assert [step.attempts for step in state.steps] == [1, 1]
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["run", "savepoint"])
+def test_plain_functions_in_a_node_are_met_again_and_may_be_paused(way, world, log):
+    """They bring no place of their own, and are counted in their task like the tools beside them."""
+
+    @saga_tool(**BY_RESULT)
+    def pay(item: str) -> str:
+        world.done.append(item)
+        return item
+
+    @saga_tool(**BY_RESULT)
+    def ask(item: str) -> str:
+        world.done.append(f"{item} {interrupt('?')}")
+        return item
+
+    def node(state: Any) -> Any:
+        pay("a"), pay("a")
+        ask("b")
+        pay("c")
+        return {}
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", node)
+    built.add_edge(START, "node")
+    graph = built.compile(checkpointer=InMemorySaver())
+
+    def go(given: Any) -> None:
+        if way == "run":
+            saga_run(graph, given, THREAD, log=log, saga_id="s", resume="continue")
+            return
+        with saga_scope("s", log=log, resume="continue") as saga:
+            if "__interrupt__" in saga_run(graph, given, THREAD):
+                saga.suspend("the caller's")
+
+    go({"messages": []})
+    assert [step.status for step in read_saga(log, "s").steps] == ["DONE", "DONE", "PAUSED"]
+    go(Command(resume="yes"))
+    assert world.done == ["a", "a", "b yes", "c"] and world.undone == []
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.COMMITTED and [step.attempts for step in state.steps] == [1, 1, 1, 1]
 
 
 def test_a_graph_that_stops_before_a_node_is_suspended(world, log, pay, say):

@@ -45,9 +45,11 @@ class FrameworkCall:
         "_key",
         "_numbers",
         "_refused",
+        "_running",
         "done",
         "entered",
         "kept",
+        "known",
         "name",
         "number",
         "parent",
@@ -63,27 +65,31 @@ class FrameworkCall:
         number: int,
         numbers: Numbers,
         parent: FrameworkCall | None,
+        *,
+        known: bool,
     ) -> None:
         self.name = name
         self.runner = runner
         self.scope = scope
         self.number = number
         self.parent = parent
+        self.known = known  # the framework has said which tool it calls
         self.done = False
         self.entered = False  # a wrapped tool was executed for it
         self.kept = False  # its number names the scope of other calls
         self._numbers = numbers
         self._execution: object = None
+        self._running = False
         self._key: str | None = None
         self._finished: tuple[Mapping[str, Any], Any] | None = None
         self._error: Exception | None = None
         self._refused: Exception | None = None
 
     def is_of(self, runner: ToolRunner) -> bool:
-        """Whether it is this tool that the framework is calling."""
-        if self.done:
+        """Whether it is this tool that the framework is calling, and not the tool that is calling it."""
+        if self.done or self._running:
             return False
-        if self.runner is not None:
+        if self.known:
             return self.runner is runner
         return self.name == sanitize_tool_name(runner.spec.tool)
 
@@ -115,15 +121,18 @@ class FrameworkCall:
         if self._finished is not None and _equal(self._finished[0], args):
             return (self._finished[1],)
         self._execution = object()
+        self._running = True
         return None
 
     def finish(self, args: Mapping[str, Any], result: Any) -> Any:
         """Remember what the tool returned."""
+        self._running = False
         self._finished, self._error = (args, result), None
         return result
 
     def failed(self, error: Exception) -> Exception:
         """What the framework is to hear of a failed execution: of a refusal behind a failure, the failure."""
+        self._running = False
         if isinstance(error, SagaAborted | SagaNotRunning):
             self._refused = error
             return self._error if self._error is not None else error
@@ -133,6 +142,11 @@ class FrameworkCall:
     def made(self, key: str) -> None:
         """The tool is being called, under this idempotency key."""
         self._key = key
+
+    @property
+    def forward_key(self) -> str | None:
+        """Under which key it was made, if it has returned; empty if the log has given its result back."""
+        return (self._key or "") if self._finished is not None else None
 
     def end(self) -> None:
         """The framework is done with this call."""
@@ -176,6 +190,8 @@ def perform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable[[str],
 
     A `ToolFailure` that the tool returns is a failed call to the saga, and is returned all the same.
     """
+    if runner.saga() is None:  # a compensation, too, which runs in the middle of the call that it settles
+        return runner.run(args, invoke)
     call = CALL.get()
     try:
         if call is None or not call.is_of(runner):
@@ -196,6 +212,8 @@ def perform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable[[str],
 
 async def aperform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable[[str], Awaitable[Any]]) -> Any:
     """`perform` on the running loop."""
+    if runner.saga() is None:
+        return await runner.arun(args, invoke)
     call = CALL.get()
     try:
         if call is None or not call.is_of(runner):

@@ -2,7 +2,7 @@
 
 The hook before a tool call runs in the tool's own context, so it leaves there what is known of the call: its task, and
 which call of this tool in that task it is. The hooks are registered once in a process, say nothing to the framework,
-and do nothing where no saga is open.
+and where no saga is open they only see to it that CrewAI's cache does not speak of what a saga has undone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from crewai.hooks.dispatch import HookAborted
 from agent_saga_core import current_saga
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import REFUSALS
+from agent_saga_crewai.cached import forget_undone, remember
 from agent_saga_crewai.calls import CALL, FrameworkCall, runner_in
 from agent_saga_crewai.numbers import canonical, numbers_of
 
@@ -90,6 +91,7 @@ def _turn(context: Any) -> tuple[object, object, list[Any]] | None:
 def _before_tool_call(context: Any) -> None:
     """Leave in the tool's context which call of the framework it is in."""
     saga = current_saga()
+    forget_undone(context, saga)
     if saga is None:
         return
     parent = CALL.get()
@@ -102,8 +104,9 @@ def _before_tool_call(context: Any) -> None:
     name = context.tool_name
     scope = (numbers.prefix if parent is None else "") + _scope(context, parent)
     number = numbers.take(scope, name, context.tool_input, _turn(context))
-    runner = runner_in(context.tool) if context.tool is not None else None
-    CALL.set(FrameworkCall(name, runner, scope, number, numbers, parent))
+    known = context.tool is not None
+    runner = runner_in(context.tool) if known else None
+    CALL.set(FrameworkCall(name, runner, scope, number, numbers, parent, known=known))
 
 
 def _after_tool_call(context: Any) -> None:
@@ -112,6 +115,9 @@ def _after_tool_call(context: Any) -> None:
     if call is not None and call.name == context.tool_name:
         call.end()
         CALL.set(call.parent)
+        saga = current_saga()
+        if saga is not None and call.forward_key is not None:
+            remember(context, saga, call.forward_key)
 
 
 def _before_llm_call(context: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any, Final, TypeVar, Unpack, cast
 
 from crewai.tools.base_tool import BaseTool, Tool
@@ -24,7 +25,8 @@ from agent_saga_crewai.hooks import install_hooks
 __all__ = ["wrap_tool"]
 
 T = TypeVar("T")
-_METHODS: Final = ("_run", "_arun", "run", "arun")
+_ENTRIES: Final = ("run", "arun")
+_METHODS: Final = ("_run", "_arun", *_ENTRIES)
 _BASES: Final[tuple[Any, ...]] = (CrewStructuredTool, Tool, BaseTool)
 
 
@@ -129,8 +131,28 @@ def _refuse_generator(name: str, fn: Callable[..., Any]) -> None:
 # --- tools made of methods
 
 
-_INSIDE: ContextVar[tuple[ToolRunner, ...]] = ContextVar("agent_saga_crewai_inside", default=())
-"""The wrapped tools whose methods are running here: `run` calls `_run`, and `_arun` may."""
+_INSIDE: ContextVar[Mapping[ToolRunner, str]] = ContextVar("agent_saga_crewai_inside", default=MappingProxyType({}))
+"""The wrapped tools whose methods are running here, each with its innermost: `run` calls `_run`, and `_arun` may."""
+
+
+@contextmanager
+def _inside(runner: ToolRunner, method: str | None) -> Generator[None]:
+    """While a method of a tool runs; with None, outside of all of them, as for a call of its own."""
+    others = {other: innermost for other, innermost in _INSIDE.get().items() if other is not runner}
+    token = _INSIDE.set({**others, runner: method} if method is not None else others)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def _is_part(runner: ToolRunner, method: str) -> bool:
+    """Whether a method that is called here is part of the call of the tool that is being made here.
+
+    A tool that calls itself, by `run` from within its `_run`, makes a call of its own.
+    """
+    innermost = _INSIDE.get().get(runner)
+    return innermost is not None and (innermost in _ENTRIES or method not in _ENTRIES)
 
 
 def _of_methods(tool: Any, name: str, declaration: Declaration) -> Any:
@@ -147,6 +169,7 @@ def _of_methods(tool: Any, name: str, declaration: Declaration) -> Any:
     keyed = [method for method in ("_run", "_arun") if method in own and accepts_key(getattr(tool, method))]
     runner = ToolRunner(name, declaration, adapter=ADAPTER, fn=getattr(tool, [*keyed, "_run"][0]))
     namespace = {method: _method(method, getattr(kind, method), runner) for method in own}
+    namespace.update({m: _entry(m, getattr(kind, m), runner) for m in _ENTRIES if m not in own and hasattr(kind, m)})
     update = {"args_schema": _without_key(name, tool.args_schema)} if runner.takes_key else {}
     copied: Any = tool.model_copy(update=update)
     _reclass(copied, {**namespace, "__agent_saga__": runner})
@@ -155,7 +178,7 @@ def _of_methods(tool: Any, name: str, declaration: Declaration) -> Any:
 
 def _method(name: str, fn: Callable[..., Any], runner: ToolRunner) -> Callable[..., Any]:
     """A method that makes the original's call a step, unless it is called from within another one of this tool."""
-    raw = name in ("run", "arun")  # these are given what the model gave, before anything is checked
+    raw = name in _ENTRIES  # these are given what the model gave, before anything is checked
 
     def bind(tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Mapping[str, Any], Callable[..., Any]]:
         if not raw:
@@ -171,16 +194,14 @@ def _method(name: str, fn: Callable[..., Any], runner: ToolRunner) -> Callable[.
 
         @functools.wraps(fn)
         async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if runner in _INSIDE.get():
-                return await fn(self, *args, **_keyed(fn, kwargs))
+            if _is_part(runner, name):
+                with _inside(runner, name):
+                    return await fn(self, *args, **_keyed(fn, kwargs))
             named, invoke = bind(self, args, kwargs)
 
             async def inside(key: str) -> Any:
-                token = _INSIDE.set((*_INSIDE.get(), runner))
-                try:
+                with _inside(runner, name):
                     return await invoke(key)
-                finally:
-                    _INSIDE.reset(token)
 
             return await aperform(runner, named, inside)
 
@@ -188,20 +209,37 @@ def _method(name: str, fn: Callable[..., Any], runner: ToolRunner) -> Callable[.
 
     @functools.wraps(fn)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if runner in _INSIDE.get():
-            return fn(self, *args, **_keyed(fn, kwargs))
+        if _is_part(runner, name):
+            with _inside(runner, name):
+                return fn(self, *args, **_keyed(fn, kwargs))
         named, invoke = bind(self, args, kwargs)
 
         def inside(key: str) -> Any:
-            token = _INSIDE.set((*_INSIDE.get(), runner))
-            try:
+            with _inside(runner, name):
                 return invoke(key)
-            finally:
-                _INSIDE.reset(token)
 
         return perform(runner, named, inside)
 
     return _shown(call, fn, runner)
+
+
+def _entry(name: str, fn: Callable[..., Any], runner: ToolRunner) -> Callable[..., Any]:
+    """CrewAI's own `run` or `arun`, which makes no step: the method behind it does, also if the tool calls itself."""
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _inside(runner, name if _is_part(runner, name) else None):
+                return await fn(self, *args, **kwargs)
+
+        return acall
+
+    @functools.wraps(fn)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _inside(runner, name if _is_part(runner, name) else None):
+            return fn(self, *args, **kwargs)
+
+    return call
 
 
 def _keyed(fn: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,9 @@ def handover_of(error: BaseException) -> Handover | None:
 
 
 def run_ended(refusal: SagaAborted) -> SagaAborted:
-    """The refusal as an exception that no ToolNode turns into a message; without LangGraph, itself."""
+    """The refusal as an exception that no ToolNode turns into a message; without LangGraph, or if it is one, itself."""
     bubble = _errors("GraphBubbleUp")
-    return _ending(bubble)(str(refusal)) if bubble is not None else refusal
+    return refusal if bubble is None or isinstance(refusal, bubble) else _ending(bubble)(str(refusal))
 
 
 @functools.cache

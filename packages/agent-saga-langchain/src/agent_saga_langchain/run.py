@@ -17,6 +17,7 @@ from langchain_core.tools import BaseTool
 
 from agent_saga_core import Log, Saga, SagaAborted, SagaStatus, saga_scope
 from agent_saga_core.wrapping import REFUSALS, AsyncSagaStream, SagaStream, covered
+from agent_saga_langchain.frame import RunFrame
 from agent_saga_langchain.pauses import GraphPause, handover_of
 from agent_saga_langchain.places import is_rollback_only, is_savepoint
 from agent_saga_langchain.walk import kept_graphs_in, runners_in
@@ -260,6 +261,7 @@ class _Run:
     ) -> None:
         self.runnable = runnable
         self.saga = saga
+        saga.frame = RunFrame()
         self.deadline = deadline
         self._tools = tuple(tools)
         self.config = _with_handler(config, _Limit(saga))
