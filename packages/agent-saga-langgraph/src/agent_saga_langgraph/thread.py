@@ -283,9 +283,11 @@ def _id_of(state: Any) -> str | None:
 
 def _seen(graph: Any, thread: Mapping[str, Any] | None, state: Any) -> Look[Head]:
     saver = _saver_of(graph, thread)
+    # Older versions of LangGraph give all questions of one task the same id.
+    shown = tuple(sorted(f"{interrupt.id} {interrupt.value!r}" for interrupt in state.interrupts))
     said = yield from talk(saver, state.config)
     claimed = yield from latest_claim(saver, state.config)
-    return Head(_id_of(state), said, claimed)
+    return Head(_id_of(state), shown + said, claimed)
 
 
 def _named(state: Any, claimed: Claim) -> str | None:
