@@ -444,6 +444,26 @@ def test_a_cancelled_stream_is_rolled_back_with_the_sync_tool_that_still_runs(mo
         assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
 
 
+@pytest.mark.parametrize("by_framework", [False, True])
+def test_a_stream_that_is_cancelled_before_its_first_event_makes_no_call(
+    by_framework: bool, till: Till, log: MemoryLog
+) -> None:
+    """By its own `cancel`, or by that of the framework's result, which it hands out."""
+    made = agent([wrap_tool(function_tool(till.charge, name_override="book"), **REFUND)], [call("c", "book", what="x")])
+
+    async def body() -> None:
+        run = asaga_stream(made, "go", saga_id="s", log=log)
+        if not by_framework:
+            run.cancel()
+        with pytest.raises(SagaAborted):
+            async for _ in run.stream_events():
+                if by_framework:
+                    run.result.cancel()  # type: ignore[union-attr]
+
+    asyncio.run(body())
+    assert till.lines() == [] and read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
 def test_a_stream_that_is_closed_while_a_tool_runs_makes_no_further_call(till: Till) -> None:
     gate = Gate()
 
