@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
@@ -115,9 +115,9 @@ def _file(url: str, *, make: bool) -> Prepared:
 # --- stores whose modules or extras may be missing
 
 
-def _sqlite() -> ModuleType:
+def _sqlite() -> Any:
     try:
-        from agent_saga_core.log import sqlite
+        return import_module("agent_saga_core.log.sqlite")
     except ModuleNotFoundError as error:
         if error.name not in ("sqlite3", "_sqlite3"):
             raise
@@ -125,19 +125,18 @@ def _sqlite() -> ModuleType:
             "sqlite: logs need the module sqlite3, which this Python was built without; use another build, or file:",
             name=error.name,
         ) from None
-    return sqlite
 
 
 def _postgres() -> Any:
     try:
-        from agent_saga_core.log import postgres  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("psycopg", "psycopg_pool", "psycopg_binary"):
+        return import_module("agent_saga_core.log.postgres")
+    except ImportError as error:
+        # psycopg itself says that it found no libpq with an ImportError.
+        if (error.name or "psycopg").partition(".")[0] not in ("psycopg", "psycopg_pool", "psycopg_binary"):
             raise
         raise ModuleNotFoundError(
-            "postgresql: logs need an extra; pip install 'agent-saga-core[postgres]'", name=error.name
+            "postgresql: logs need an extra; pip install 'agent-saga-core[postgres]'", name="psycopg"
         ) from None
-    return postgres  # pyright: ignore[reportUnknownVariableType]
 
 
 # --- addresses
