@@ -77,21 +77,27 @@ def _in_use() -> Generator[None]:
     me = threading.get_ident()
     token = object()
     try:
-        _using[token] = me
-        # A use within a use goes on: the fork waits for the outer one.
-        while _forking and _forking.get("") != me and list(_using.values()).count(me) == 1:
-            _using.pop(token, None)
-            pause = threading.Event()
-            for _ in range(int(_FORK_PATIENCE / 0.001)):
-                if not _forking:
-                    break
-                pause.wait(0.001)
-            else:
-                _forking.clear()  # left by an interrupt: a fork takes less
+        try:
             _using[token] = me
-        yield
+            # A use within a use goes on: the fork waits for the outer one.
+            while _forking and _forking.get("") != me and list(_using.values()).count(me) == 1:
+                _using.pop(token, None)
+                _wait_for_fork()
+                _using[token] = me
+            yield
+        finally:
+            _using.pop(token, None)
     finally:
-        _using.pop(token, None)
+        _using.pop(token, None)  # an interrupt that struck in the first would make every fork wait
+
+
+def _wait_for_fork() -> None:
+    pause = threading.Event()
+    for _ in range(int(2 * _FORK_PATIENCE / 0.001)):
+        if not _forking:
+            return
+        pause.wait(0.001)
+    _forking.clear()  # left by an interrupt: no fork takes that long
 
 
 def _before_fork() -> None:
@@ -189,22 +195,28 @@ class Connections:
         """
         with translated(self.place.path), _in_use():
             try:
-                self.gate.enter()
-                connection = self._writer
-                if connection is None:
-                    connection = self._writer = self._connect(write=True)
-                elif connection.in_transaction:
-                    connection.execute("ROLLBACK")  # of a thread that was interrupted
-                self._check_files()
-                self._begin(connection, "BEGIN IMMEDIATE")
                 try:
+                    self.gate.enter()
+                    connection = self._writer
+                    if connection is None:
+                        connection = self._writer = self._connect(write=True)
+                    self._check_files()
+                    self._begin(connection, "BEGIN IMMEDIATE")
                     yield connection
                     connection.execute("COMMIT")
                 finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+                    self._end()
             finally:
-                self.gate.leave()
+                self._end()  # an interrupt that struck in the first would keep every other process out
+
+    def _end(self) -> None:
+        """Undo what is not committed, and open the gate; harmless twice."""
+        try:
+            writer = self._writer
+            if writer is not None and writer.in_transaction:
+                writer.execute("ROLLBACK")
+        finally:
+            self.gate.leave()
 
     def close(self) -> None:
         """Close all connections; they are opened again when they are needed.

@@ -81,12 +81,7 @@ def meta_of(connections: Connections) -> tuple[Meta, Version] | None:
             if objects or application:
                 raise LogUnavailable(f"{place.path} is a database of something else; name a file of its own")
             return None
-        _check_objects(objects, place)
-        versions = [
-            Version(major, minor)
-            for major, minor in connection.execute("SELECT major, minor FROM migration")
-            if isinstance(major, int) and isinstance(minor, int)
-        ]
+        versions = _versions(connection, objects, place)
         meta = dict(connection.execute("SELECT name, value FROM meta"))
     fault = LogCorrupted(f"{place.path} is damaged: it does not say what log it is; restore it", where=place.path)
     if not versions:
@@ -105,20 +100,62 @@ def meta_of(connections: Connections) -> tuple[Meta, Version] | None:
     return found, version
 
 
-def _check_objects(objects: list[tuple[object, object, object]], place: Place) -> None:
-    """Refuse what would run, or stand in for a table of ours, when we write."""
-    for kind, name, sql in objects:
-        virtual = isinstance(sql, bytes) and b"VIRTUAL" in sql[:32].upper()
-        if kind not in (b"table", b"index") or virtual:
-            shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
-            raise LogCorrupted(
-                f"{place.path} holds something that agent-saga did not put there ({shown!r}); remove it, or restore "
-                "the log from a copy",
-                where=place.path,
-            )
+_Object = tuple[object, object, object]
+
+
+def _versions(connection: sqlite3.Connection, objects: list[_Object], place: Place) -> list[Version]:
+    """The versions that were applied; what is in the schema must be what they made.
+
+    Anything else could run, or stand in for a table of ours, when we write.
+    """
     tables = {name for kind, name, _ in objects if kind == b"table"}
-    if not {b"meta", b"migration", b"saga", b"record"} <= tables:
-        raise LogCorrupted(f"{place.path} is damaged: a table is missing; restore it from a copy", where=place.path)
+    if not {b"meta", b"migration"} <= tables:
+        raise _schema_damaged(place)
+    versions = [
+        Version(major, minor)
+        for major, minor in connection.execute("SELECT major, minor FROM migration")
+        if isinstance(major, int) and isinstance(minor, int)
+    ]
+    version = max(versions, default=Version(0, 0))
+    # What a newer version has added is not known here; it is a table or an index, or not ours.
+    strangers = [
+        (kind, name, sql)
+        for kind, name, sql in objects
+        if kind not in (b"table", b"index") or (isinstance(sql, bytes) and b"VIRTUAL" in sql[:32].upper())
+    ]
+    if version.major == SCHEMA.major and version <= SCHEMA:
+        made = _made_by(version)
+        there = {one for one in objects if not (isinstance(one[1], bytes) and one[1].startswith(b"sqlite_"))}
+        if not made <= there and not strangers:
+            raise _schema_damaged(place)
+        strangers += there - made
+    if strangers:
+        name = strangers[0][1]
+        shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+        raise LogCorrupted(
+            f"{place.path} holds something that agent-saga did not put there ({shown!r}); remove it, or restore the log "
+            "from a copy",
+            where=place.path,
+        )
+    return versions
+
+
+def _schema_damaged(place: Place) -> LogCorrupted:
+    return LogCorrupted(
+        f"{place.path} is damaged: its tables are not what was made; restore it from a copy", where=place.path
+    )
+
+
+def _made_by(version: Version) -> set[_Object]:
+    """What the schema of that version looks like."""
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        fresh.text_factory = bytes
+        _apply(fresh, Version(0, 0), up_to=version)
+        found = fresh.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        return {one for one in found if not one[1].startswith(b"sqlite_")}
+    finally:
+        fresh.close()
 
 
 def open_meta(connections: Connections, *, create: bool) -> tuple[Meta, Version]:
@@ -167,10 +204,10 @@ def _make(connections: Connections) -> bool:
         return True
 
 
-def _apply(connection: sqlite3.Connection, version: Version) -> tuple[str, ...]:
+def _apply(connection: sqlite3.Connection, version: Version, *, up_to: Version | None = None) -> tuple[str, ...]:
     applied: list[str] = []
     for to, statements in MIGRATIONS:
-        if to > version:
+        if to > version and (up_to is None or to <= up_to):
             for statement in statements:
                 connection.execute(statement)
             connection.execute("INSERT INTO migration VALUES(?, ?, ?)", (*to, time.time()))
