@@ -57,6 +57,8 @@ def translated(path: str) -> Generator[None]:
                 f"another program holds the database {path} locked; end it, then open the log again"
             ) from error
         raise LogUnavailable(f"the log at {path} cannot be used: {error}") from error
+    except UnicodeDecodeError as error:  # SQLite's own message quotes what stands in the file
+        raise LogCorrupted(f"the log at {path} is damaged; restore it from a copy", where=path) from error
     except OSError as error:
         raise LogUnavailable(f"the log at {path} cannot be used: {error.filename or path}: {error.strerror}") from error
 

@@ -134,6 +134,7 @@ class WriteGate:
         self._path = f"{place.locks}/{WRITE}"
         self._patience = patience
         self._descriptor: int | None = None
+        self._file: tuple[int, int] | None = None
 
     def enter(self) -> None:
         """Wait for the gate.
@@ -151,12 +152,14 @@ class WriteGate:
             raise gone(self._path, "is missing") from None
         if not _locked(descriptor):
             self._wait(descriptor)
-        ours = os.fstat(descriptor)
         try:
             now = os.stat(self._path)
         except FileNotFoundError:
             raise gone(self._path, "is missing") from None
-        if (ours.st_dev, ours.st_ino) != (now.st_dev, now.st_ino):
+        if self._file is None:
+            ours = os.fstat(descriptor)
+            self._file = ours.st_dev, ours.st_ino
+        if self._file != (now.st_dev, now.st_ino):
             raise gone(self._path, "was replaced")
 
     def try_enter(self) -> bool:
