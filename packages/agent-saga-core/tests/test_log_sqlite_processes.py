@@ -210,6 +210,36 @@ def _note(told: dict[str, tuple[int, str]], line: str) -> None:
         told[saga] = (int(n), kind)
 
 
+COMING_AND_GOING = """
+say("ready")
+wait()
+me = str(os.getpid())
+for run in range(25):
+    log = SqliteLog(path)
+    log.claim(f"{me}-{run}", fresh=True)
+    log.append(record(f"{me}-{run}", 1, "START"))
+    log.flush(log.append(record(f"{me}-{run}", 2)))
+    assert len(log.read(f"{me}-{run}")) == 2
+    log.close()
+say("done")
+"""
+
+
+def test_the_last_to_leave_and_the_next_to_come_do_not_hurt_each_other(
+    path: Path, start: Callable[[str], Process]
+) -> None:
+    SqliteLog(path).close()
+    visitors = [start(COMING_AND_GOING) for _ in range(4)]
+    for visitor in visitors:
+        assert visitor.hear() == "ready"
+    for visitor in visitors:
+        visitor.go_on()
+    assert [visitor.hear() for visitor in visitors] == ["done"] * 4
+    log = SqliteLog(path)
+    assert len(log.saga_ids()) == 100 and log.verify().records == 200 and log.verify().intact
+    log.close()
+
+
 # --- fork
 
 FORKING = """
@@ -516,7 +546,7 @@ say("done")
 
 @pytest.mark.timeout(300)
 def test_a_kill_while_it_is_made_leaves_what_can_be_made_again(tmp_path: Path) -> None:
-    for step in range(0, 10_000, 37):
+    for step in range(0, 10_000, 61):
         path = tmp_path / f"log-{step}.db"
         maker = Process(KILLED_MAKING.replace("STEP", str(step)), path)
         said = maker.hear()

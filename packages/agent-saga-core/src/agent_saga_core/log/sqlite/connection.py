@@ -26,6 +26,7 @@ CHECKPOINT_PAGES: Final = 8192
 Smaller costs more syncs, larger a longer read when the log is opened after a crash."""
 
 _BUSY_MS: Final = 250  # SQLite waits without hearing of an interrupt, so it waits in pieces
+_READERS: Final = 8  # kept open; as many threads as want to read at once have one each
 _FORK_PATIENCE: Final = 5.0
 _BEHIND: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -116,6 +117,8 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    for connections in list(_all):
+        connections.abandon()
     _forking.clear()
     _using.clear()
 
@@ -139,6 +142,11 @@ class Connections:
         self._wal: tuple[int, int] | None = None
         self._synced = False
         _all.add(self)
+
+    def __del__(self) -> None:
+        # Of a log that nobody closed. Here, because a connection that is thrown away open warns of it.
+        with suppress(Exception):
+            self.close()
 
     def beside(self) -> Connections:
         """Others to the same database, for a thread that writes beside the leader."""
@@ -168,7 +176,10 @@ class Connections:
             finally:
                 with suppress(sqlite3.Error):  # what the body raised counts
                     connection.execute("ROLLBACK")
-                self._readers.append(connection)
+                if len(self._readers) < _READERS:
+                    self._readers.append(connection)
+                else:
+                    connection.close()
 
     def settle(self) -> None:
         """Make durable everything that can be read.
@@ -279,10 +290,12 @@ class Connections:
         try:
             connection.text_factory = bytes  # text may be no UTF-8
             for pragma in _PRAGMAS:
-                connection.execute(f"PRAGMA {pragma}")
+                self._retry(connection, f"PRAGMA {pragma}")
             if write:
-                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new database: what leaves it gives back
-                self._retry(connection, "PRAGMA journal_mode=WAL")
+                # Of a new database, and before its first page: what leaves it gives back its space.
+                self._retry(connection, "PRAGMA auto_vacuum=INCREMENTAL")
+                if self._retry(connection, "PRAGMA journal_mode=WAL") != (b"wal",):
+                    raise LogUnavailable(f"the database {self.place.path} cannot be put into WAL mode on this system")
                 connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
             else:
                 connection.execute("PRAGMA query_only=ON")
@@ -310,16 +323,16 @@ class Connections:
             connection.execute("ROLLBACK")
         self._retry(connection, statement)
 
-    def _retry(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Execute what may find the database locked by a program that knows nothing of the gate."""
+    def _retry(self, connection: sqlite3.Connection, statement: str) -> object:
+        """Execute what may find the database locked by a program that knows nothing of the gate; its first row."""
         until = time.monotonic() + self._patience
         while True:
             try:
-                connection.execute(statement).fetchone()
-                return
+                return connection.execute(statement).fetchone()
             except sqlite3.OperationalError as error:
                 if _code(error) not in _BEHIND or time.monotonic() > until:
                     raise
+                threading.Event().wait(0.001)  # where SQLite sees no use in waiting
 
 
 _PRAGMAS: Final = (

@@ -133,8 +133,8 @@ def _versions(connection: sqlite3.Connection, objects: list[_Object], place: Pla
         name = strangers[0][1]
         shown = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
         raise LogCorrupted(
-            f"{place.path} holds something that agent-saga did not put there ({shown!r}); remove it, or restore the log "
-            "from a copy",
+            f"{place.path} holds something that agent-saga did not put there ({shown!r}); remove it, or restore the "
+            "log from a copy",
             where=place.path,
         )
     return versions
