@@ -129,14 +129,13 @@ def _sqlite() -> Any:
 
 def _postgres() -> Any:
     try:
-        return import_module("agent_saga_core.log.postgres")
-    except ImportError as error:
-        # psycopg itself says that it found no libpq with an ImportError.
-        if (error.name or "psycopg").partition(".")[0] not in ("psycopg", "psycopg_pool", "psycopg_binary"):
-            raise
+        for needed in ("psycopg", "psycopg_pool"):
+            import_module(needed)
+    except ImportError:  # also what psycopg itself raises where it finds no libpq
         raise ModuleNotFoundError(
             "postgresql: logs need an extra; pip install 'agent-saga-core[postgres]'", name="psycopg"
         ) from None
+    return import_module("agent_saga_core.log.postgres")
 
 
 # --- addresses
