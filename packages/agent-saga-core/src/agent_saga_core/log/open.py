@@ -26,7 +26,7 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
 
     - `file:./relative/directory` or `file:///absolute/directory`
     - `sqlite:///relative.db` or `sqlite:////absolute.db`
-    - `postgresql://user@host/database`, with the extra `postgres`
+    - `postgresql://user@host/database`, with the extra `postgres`; made by `agent-saga log init` only
     - `memory:` for tests, a new and empty log each time
 
     All take the option `?max_result_bytes=N`; `file:` and `sqlite:` take `?force=1`, `sqlite:` takes
@@ -46,7 +46,7 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
     """
     scheme = _scheme_of(url)
     if scheme in _POSTGRES:
-        return _postgres().PostgresLog(url, create=create, clock=clock)
+        return _postgres().PostgresLog(url, clock=clock)
     if scheme == "sqlite":
         place = _sqlite_place(url)
         return _sqlite().SqliteLog(
