@@ -20,6 +20,7 @@ from agent_saga_core.log import open_log, osfile, sql
 from agent_saga_core.log.locks import best_scheme, lock_whole
 from agent_saga_core.log.sql import Version
 from agent_saga_core.log.sqlite import SqliteLog, connection, init, migrate, schema
+from agent_saga_core.log.sqlite.place import Place, WriteGate
 from agent_saga_core.log.sqlite.writing import RowBatch
 from agent_saga_core.records import Record
 from agent_saga_core.testing import LogConformance
@@ -79,13 +80,14 @@ def interrupted_at(step: int, work: Callable[[], None], *, opcodes: bool) -> boo
     return fired
 
 
-def insist(call: Callable[[], Any]) -> Any:
-    """What a caller does that loops over an idempotent step."""
+def insist(call: Callable[[], Any], gate: WriteGate) -> Any:
+    """What a caller does that loops over an idempotent step; meanwhile nobody else is kept out."""
     for _ in range(3):
         try:
             return call()
         except KeyboardInterrupt:
-            continue
+            assert gate.try_enter()
+            gate.leave()
     raise AssertionError("interrupted more than once")
 
 
@@ -94,6 +96,7 @@ def test_an_interrupt_anywhere_in_append_and_flush_does_no_harm(fast: Path) -> N
     other = SqliteLog(fast / "log.db", busy_timeout=5.0)
     other.claim("other", fresh=True)
     log.claim("own", fresh=True)
+    gate = WriteGate(Place(fast / "log.db", force=True), 5.0)
     expected = step = 0
     while True:
         saga = f"s{step}"
@@ -101,11 +104,11 @@ def test_an_interrupt_anywhere_in_append_and_flush_does_no_harm(fast: Path) -> N
 
         def work(saga: str = saga) -> None:
             first = record(saga, 1, "START")
-            ticket = insist(lambda: log.append(first))
-            insist(lambda: log.write(ticket))
-            ticket = insist(lambda: log.append(record(saga, 2)))
-            insist(lambda: log.flush(ticket))
-            insist(lambda: log.release(saga))
+            ticket = insist(lambda: log.append(first), gate)
+            insist(lambda: log.write(ticket), gate)
+            ticket = insist(lambda: log.append(record(saga, 2)), gate)
+            insist(lambda: log.flush(ticket), gate)
+            insist(lambda: log.release(saga), gate)
 
         fired = interrupted_at(step, work, opcodes=True)
         expected += 4

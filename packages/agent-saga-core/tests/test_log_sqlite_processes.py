@@ -390,6 +390,37 @@ def test_a_child_that_inherited_an_open_connection_does_not_use_the_log(start: C
     assert parent.end() == 0
 
 
+ORPHANED = """
+log = SqliteLog(path)
+log.claim("a")
+log.flush(log.append(record("a", 1, "START")))
+with log._connections.reading() as connection:
+    child = os.fork()
+if child == 0:
+    say("child")
+    wait()
+    say("child ends")
+    sys.exit(0)
+signal.pause()
+"""
+
+
+def test_a_child_that_inherited_an_open_connection_never_closes_it(path: Path, start: Callable[[str], Process]) -> None:
+    parent = start(ORPHANED)
+    assert parent.hear() == "child"
+    parent.popen.kill()
+    parent.popen.wait(BOUND)
+    wal = path.with_name("log.db-wal")
+    left = wal.read_bytes()
+    parent.go_on()
+    assert parent.hear() == "child ends"
+    assert parent.rest() == []  # it has ended
+    assert left and wal.read_bytes() == left  # the last to close would have carried it over
+    log = SqliteLog(path)
+    assert [one.n for one in log.claim("a")] == [1, 2]
+    log.close()
+
+
 # --- busy
 
 

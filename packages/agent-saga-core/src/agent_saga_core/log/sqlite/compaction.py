@@ -118,7 +118,8 @@ def _give_back(connections: Connections) -> int:
     while True:
         with connections.writing() as connection:
             (before,) = connection.execute("PRAGMA page_count").fetchone()
-            connection.execute(f"PRAGMA incremental_vacuum({_PAGES})").fetchall()
+            # A script, which commits what is open: `execute` takes one step of a statement, and here a step is a page.
+            connection.executescript(f"BEGIN IMMEDIATE; PRAGMA incremental_vacuum({_PAGES})")
             (after,) = connection.execute("PRAGMA page_count").fetchone()
         if after >= before:
             return pages * size

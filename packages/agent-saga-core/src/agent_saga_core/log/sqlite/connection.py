@@ -126,6 +126,10 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_forking.clear, after_in_child=_after_fork_in_child)
 
 
+class _Connection(sqlite3.Connection):
+    """One to which weak references can be had."""
+
+
 class Connections:
     """The connections of one log: one that writes, used by one thread at a time, and as many that read as are needed.
 
@@ -136,11 +140,13 @@ class Connections:
         self.place: Final = place
         self.gate: Final = WriteGate(place, patience)
         self._patience = patience
-        self._writer: sqlite3.Connection | None = None
-        self._readers: deque[sqlite3.Connection] = deque()
+        self._writer: _Connection | None = None
+        self._readers: deque[_Connection] = deque()
         self._file: tuple[int, int] | None = None
         self._wal: tuple[int, int] | None = None
         self._synced = False
+        self._abandoned = False
+        self._open: weakref.WeakSet[_Connection] = weakref.WeakSet()  # those in use as well
         _all.add(self)
 
     def __del__(self) -> None:
@@ -157,7 +163,7 @@ class Connections:
     # --- reading
 
     @contextmanager
-    def reading(self) -> Generator[sqlite3.Connection]:
+    def reading(self) -> Generator[_Connection]:
         """A connection in a transaction of its own: everything that is read in it is of one moment.
 
         Raises:
@@ -174,12 +180,16 @@ class Connections:
                 self._retry(connection, "SELECT 1 FROM sqlite_master LIMIT 1")  # from here on it sees one moment
                 yield connection
             finally:
-                with suppress(sqlite3.Error):  # what the body raised counts
-                    connection.execute("ROLLBACK")
-                if len(self._readers) < _READERS:
-                    self._readers.append(connection)
-                else:
-                    connection.close()
+                if not self._abandoned:
+                    self._put_back(connection)
+
+    def _put_back(self, connection: _Connection) -> None:
+        with suppress(sqlite3.Error):  # what the body raised counts
+            connection.execute("ROLLBACK")
+        if len(self._readers) < _READERS:
+            self._readers.append(connection)
+        else:
+            self._close(connection)
 
     def settle(self) -> None:
         """Make durable everything that can be read.
@@ -199,7 +209,7 @@ class Connections:
     # --- writing
 
     @contextmanager
-    def writing(self) -> Generator[sqlite3.Connection]:
+    def writing(self) -> Generator[_Connection]:
         """The writing connection, in a transaction that is durable when this ends, and undone when it raises.
 
         Raises:
@@ -224,6 +234,8 @@ class Connections:
 
     def _end(self) -> None:
         """Undo what is not committed, and open the gate; harmless twice."""
+        if self._abandoned:
+            return
         try:
             writer = self._writer
             if writer is not None and writer.in_transaction:
@@ -237,16 +249,22 @@ class Connections:
         The last one that leaves a database carries the write-ahead file into it, so this is done under the gate, unless
         somebody else has it, who then is not gone.
         """
+        if self._abandoned:
+            return
         try:
             self.gate.try_enter()
             self._synced = False
             while self._readers:
-                self._readers.pop().close()
+                self._close(self._readers.pop())
             writer, self._writer = self._writer, None
             if writer is not None:
-                writer.close()
+                self._close(writer)
         finally:
             self.gate.leave()
+
+    def _close(self, connection: _Connection) -> None:
+        connection.close()
+        self._open.discard(connection)
 
     def abandon(self) -> None:
         """In a forked child: forget the connections, if there are any, without closing them.
@@ -254,7 +272,8 @@ class Connections:
         There are some only if the parent could not come to rest before it forked. Closing one here could carry the
         write-ahead file into the database beside the parent.
         """
-        left = [*self._readers, *([] if self._writer is None else [self._writer])]
+        self._abandoned = True
+        left = list(self._open)
         self._readers.clear()
         self._writer = None
         self.gate.forget()
@@ -263,12 +282,13 @@ class Connections:
 
             for connection in left:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+            self._open.clear()
             if self._file is not None:
                 _tainted.add(self._file)
 
     # --- opening
 
-    def _connect(self, *, write: bool) -> sqlite3.Connection:
+    def _connect(self, *, write: bool) -> _Connection:
         file = self.place.identity()
         if file is None:
             raise LogUnavailable(f"there is no log at {self.place.path}; check the path, or create one")
@@ -286,6 +306,7 @@ class Connections:
             isolation_level=None,  # transactions are ours
             check_same_thread=False,  # one thread at a time, whichever
             cached_statements=64,
+            factory=_Connection,
         )
         try:
             connection.text_factory = bytes  # text may be no UTF-8
@@ -303,6 +324,7 @@ class Connections:
             self._retry(connection, "SELECT count(*) FROM sqlite_master")
             if self.place.identity() != file:
                 raise gone(self.place.path, "was replaced")
+            self._open.add(connection)
             self._file = file
             self._wal = _file_at(f"{self.place.path}-wal") if write else self._wal
         except BaseException:
@@ -318,12 +340,12 @@ class Connections:
         if _file_at(wal) != self._wal:
             raise gone(wal, "is missing or was replaced")
 
-    def _begin(self, connection: sqlite3.Connection, statement: str) -> None:
+    def _begin(self, connection: _Connection, statement: str) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         self._retry(connection, statement)
 
-    def _retry(self, connection: sqlite3.Connection, statement: str) -> object:
+    def _retry(self, connection: _Connection, statement: str) -> object:
         """Execute what may find the database locked by a program that knows nothing of the gate; its first row."""
         until = time.monotonic() + self._patience
         while True:
