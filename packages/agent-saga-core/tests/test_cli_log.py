@@ -23,6 +23,9 @@ def saga(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+warnings_about = schema.warnings_about
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -55,7 +58,7 @@ def test_a_file_log_is_made_and_has_nothing_to_migrate(here: Path) -> None:
 
 
 def test_an_affected_sqlite_is_warned_about_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(schema, "warnings_about", warnings_about)
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 2))
     for verb in ("init", "init", "migrate"):
         code, out, warning = saga("log", verb, "sqlite:///log.db")
