@@ -54,9 +54,8 @@ class Server:
         Raises:
             psycopg.Error: There is none to be had.
         """
-        made = psycopg.connect(
-            "", autocommit=True, prepare_threshold=None, **{**self.address.parameters, **parameters}
-        )
+        given: dict[str, Any] = {**self.address.parameters, **parameters}
+        made = psycopg.connect("", autocommit=True, prepare_threshold=None, **given)
         self._all.add(made)
         return made
 
@@ -136,7 +135,9 @@ class Server:
         if state == "42501":
             return LogUnavailable(f"the log {url} may not be used by this role ({said}); grant it what it lacks")
         if state in ("42P01", "3F000", "42703"):
-            return LogUnavailable(f"the log {url} lacks what was made for it ({said}); make it: agent-saga log init {url}")
+            return LogUnavailable(
+                f"the log {url} lacks what was made for it ({said}); make it: agent-saga log init {url}"
+            )
         return LogUnavailable(f"the log {url} cannot be used: {said}")
 
     def line_of(self, error: psycopg.Error) -> str:

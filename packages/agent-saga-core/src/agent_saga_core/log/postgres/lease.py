@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -67,11 +67,15 @@ class Heart:
     def __init__(self, server: Server, lease: float) -> None:
         self._server = server
         self._lease = lease
-        self._register = _REGISTER.format(s=server.address.schema)
-        self._renew = _RENEW.format(s=server.address.schema)
-        self._retire = _RETIRE.format(s=server.address.schema)
+        # The driver wants literals; the only thing put into these is a checked name.
+        self._register: Any = _REGISTER.format(s=server.address.schema)
+        self._renew: Any = _RENEW.format(s=server.address.schema)
+        self._retire: Any = _RETIRE.format(s=server.address.schema)
         self._writers: dict[uuid.UUID, Writer] = {}
         self._current: Writer | None = None
+        # A connection that hangs must be given up while there is time for another.
+        third = max(2, int(lease / 3))
+        self._hasty = {"connect_timeout": str(third), "tcp_user_timeout": str(third * 1000)}
         self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -105,6 +109,15 @@ class Heart:
         writer = self._writers.get(nonce) if isinstance(nonce, uuid.UUID) else None
         return writer is not None and writer.lost is None
 
+    def still(self, writer: Writer) -> bool:
+        """Ask the server whether this writer has its lease, and renew it if so.
+
+        Raises:
+            LogUnavailable: The server does not say.
+        """
+        self._server.run(lambda connection: self._renew_on(connection, [writer]))
+        return writer.lost is None
+
     def hold(self, writer: Writer) -> None:
         """Return if an effect may start now; otherwise wait, up to the server's timeout, until the lease is renewed.
 
@@ -123,6 +136,10 @@ class Heart:
                 kick = time.monotonic() + 0.25
                 self._wake.set()
             pause.wait(0.01)
+
+    def ask(self) -> None:
+        """Have the lease renewed now, or learn that it is lost."""
+        self._wake.set()
 
     def later(self, key: object, chore: Callable[[Connection], object]) -> None:
         """Have something done as soon as the server is there again."""
@@ -169,10 +186,10 @@ class Heart:
         try:
             connection = self._connection
             if connection is None:
-                connection = self._connection = self._server.connect(
-                    connect_timeout=str(max(2, int(self._lease / 3)))
-                )
-            self._renew_on(connection)
+                connection = self._connection = self._server.connect(**self._hasty)
+            writers = [writer for writer in self._writers.copy().values() if writer.lost is None]
+            if writers:
+                self._renew_on(connection, writers)
             for key, chore in self._chores.copy().items():
                 chore(connection)
                 if self._chores.get(key) is chore:
@@ -182,10 +199,7 @@ class Heart:
             return False
         return True
 
-    def _renew_on(self, connection: Connection) -> None:
-        writers = [writer for writer in self._writers.copy().values() if writer.lost is None]
-        if not writers:
-            return
+    def _renew_on(self, connection: Connection, writers: Sequence[Writer]) -> None:
         sent = now()
         rows = connection.execute(self._renew, (self._lease, [writer.nonce for writer in writers])).fetchall()
         renewed = {nonce for (nonce,) in rows}

@@ -82,6 +82,16 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         """See `Log.max_result_bytes`."""
         return self._address.max_result_bytes
 
+    @property
+    def closed(self) -> bool:
+        """Whether this log was closed, or belongs to the parent of this process."""
+        return self._closed is not None
+
+    @property
+    def poisoned(self) -> BaseException | None:
+        """Why this log takes no more records; None if it does. Opening its address again may help."""
+        return self._broken
+
     def read(self, saga_id: str) -> tuple[Record, ...]:
         """See `Log.read`."""
         self._check_readable()
@@ -153,6 +163,9 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         holding = self._holdings[owner]
         holding.fresh = False
         taken = self._ownership.take(saga_id, holding.writer, self._clock.time)
+        while taken is None:
+            holding.writer = self._heart.writer()
+            taken = self._ownership.take(saga_id, holding.writer, self._clock.time)
         holding.epoch = taken.epoch
         owner.base_n = taken.last_n
         owner.base_ended = any(record.type in FINAL for record in taken.records)
@@ -184,7 +197,7 @@ class PostgresLog(GroupCommitLog[RowBatch]):
             Fenced: Another process has taken over, or may have: the lease ran out, and could not be renewed.
             LogUnavailable: The server stayed away. The log takes no more records; open it again.
         """
-        super().flush(ticket)
+        self._flush(ticket)
         holding = self._in_doubt(ticket)
         if holding is not None:
             self._heart.hold(holding.writer)
@@ -201,7 +214,9 @@ class PostgresLog(GroupCommitLog[RowBatch]):
 
         Nothing is done after a final record that another owner could do as well.
         """
-        if not isinstance(ticket, Entry) or ticket.final:
+        if not isinstance(ticket, Entry):
+            return next((one for one in list(self._holdings.values()) if not one.writer.good()), None)
+        if ticket.final:
             return None
         holding = self._holdings.get(ticket.owner)
         return None if holding is None or holding.writer.good() else holding
@@ -213,6 +228,8 @@ class PostgresLog(GroupCommitLog[RowBatch]):
     def write_batch(self, batch: RowBatch) -> None:
         """See `GroupCommitLog.write_batch`. What it has written is durable."""
         self._server.run(lambda connection: put(connection, batch, self._statements, self._holdings, self._refusals))
+        if any(entry.error is not None for entry in batch.entries):
+            self._heart.ask()  # who lost one saga may have lost all
 
     def accept(self, batch: RowBatch) -> None:
         """See `GroupCommitLog.accept`."""

@@ -68,8 +68,10 @@ class Ownership:
         texts = (_APPEAR, _CLAIM, _TAKE_EMPTY, _RELEASE)
         self._appear, self._claim, self._take_empty, self._release = (_query(text, schema) for text in texts)
 
-    def take(self, saga_id: str, writer: Writer, clock: Callable[[], float]) -> Taken:
+    def take(self, saga_id: str, writer: Writer, clock: Callable[[], float]) -> Taken | None:
         """Own the saga, whatever there is of it; every record that is returned is durable.
+
+        None says that the writer itself has lost its lease, without having heard of it: another may try.
 
         Raises:
             SagaBusy: A live process has it.
@@ -84,6 +86,8 @@ class Ownership:
             taken = self._take(saga_id, writer, rows, clock)
             if taken is not None:
                 return taken
+            if not self._heart.still(writer):
+                return None
         raise SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
 
     def _take(self, saga_id: str, writer: Writer, rows: list[Row], clock: Callable[[], float]) -> Taken | None:
@@ -150,4 +154,3 @@ class Ownership:
 
 def _query(text: str, schema: str) -> Any:
     return text.format(s=schema)
-

@@ -30,9 +30,7 @@ _BEGIN: Final = (
     " SELECT %b, nullif(%b::float8, 'NaN'), CASE WHEN %b::float8 = 'NaN' THEN nonce END, %b::text, %b::int8"
     " FROM {s}.writer WHERE nonce = %b AND NOT fenced ON CONFLICT (id) DO NOTHING RETURNING seq"
 )
-_ONE: Final = (
-    " INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, %b, %b, %b FROM at"
-)
+_ONE: Final = " INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, %b, %b, %b FROM at"
 _MANY: Final = (
     " INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, n, %b, body FROM at,"
     " unnest(%b::int8[], %b::bytea[]) AS given(n, body)"
@@ -50,7 +48,7 @@ _ALL: Final = (
     " RETURNING seq, id, epoch),"
     " at AS (SELECT * FROM moved UNION ALL SELECT * FROM begun),"
     " kept AS (INSERT INTO {s}.record(saga, n, epoch, body) SELECT at.seq, r.n, at.epoch, r.body"
-    " FROM unnest(%b::text[], %b::int8[], %b::bytea[]) AS r(id, n, body) JOIN at ON at.id = r.id COLLATE \"C\")"
+    ' FROM unnest(%b::text[], %b::int8[], %b::bytea[]) AS r(id, n, body) JOIN at ON at.id = r.id COLLATE "C")'
     " SELECT id FROM at"
 )
 _LOOK: Final = (
@@ -152,10 +150,11 @@ def put(
             asked[saga_id] = rows, holding
     if not asked:
         return
+    done: set[str]
     try:
         done = _put_all(connection, asked, statements)
     except errors.UniqueViolation:
-        done = set()  # somebody put a record where none belongs; which saga that is, shows one by one
+        done = set[str]()  # somebody put a record where none belongs; which saga that is, shows one by one
     for saga_id in done:
         asked[saga_id][1].fresh = False
     for saga_id in asked.keys() - done:
@@ -200,9 +199,7 @@ def _query(statement: str) -> Any:
     return statement  # the driver wants a literal; the only thing put into ours is a checked name
 
 
-def _put_late(
-    connection: Connection, rows: Rows, holding: Holding, statements: Statements, refusals: Refusals
-) -> None:
+def _put_late(connection: Connection, rows: Rows, holding: Holding, statements: Statements, refusals: Refusals) -> None:
     """What did not follow: it is stored already, because its acknowledgement was lost, or it is refused."""
     try:
         _settle(connection, rows, holding, statements)
@@ -220,8 +217,8 @@ def _settle(connection: Connection, rows: Rows, holding: Holding, statements: St
     next_n, owner, epoch, ended = found[0][:4] if found else (1, None, 0, None)
     if next_n < first.n:
         raise LogCorrupted(
-            f"saga {first.saga!r} has lost records: {first.n - 1} were acknowledged, and the log is at {next_n - 1}; the "
-            "server was restored or a replica took its place that lacked them: settle the saga by hand",
+            f"saga {first.saga!r} has lost records: {first.n - 1} were acknowledged, and the log is at {next_n - 1}; "
+            "the server was restored, or a replica took its place that lacked them: settle the saga by hand",
             saga_id=first.saga,
             where=f"saga {first.saga!r}",
         )
@@ -233,7 +230,10 @@ def _settle(connection: Connection, rows: Rows, holding: Holding, statements: St
             return
     elif done == 0 and ours and _put_one(connection, rows, holding, statements):
         return  # the statement that failed was about another saga of its batch
-    elif not found and holding.fresh and holding.writer.lost is None and _put_one(connection, rows, holding, statements):
+    elif (
+        not found and holding.fresh and holding.writer.lost is None and _put_one(connection, rows, holding, statements)
+    ):
         holding.fresh = False
         return
-    raise Fenced(f"this process lost saga {first.saga!r}: its record {first.n} was refused, because another owns it now")
+    why = "another owns it now" if found else "the lease of this process was taken, or the saga's row is gone"
+    raise Fenced(f"this process lost saga {first.saga!r}: its record {first.n} was refused, because {why}")
