@@ -127,7 +127,11 @@ os.register_at_fork(before=_before_fork, after_in_parent=_forking.clear, after_i
 
 
 class _Connection(sqlite3.Connection):
-    """One to which weak references can be had."""
+    """One to which weak references can be had, and that an interrupted thread may lose without a warning."""
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
 
 
 class Connections:
@@ -150,7 +154,7 @@ class Connections:
         _all.add(self)
 
     def __del__(self) -> None:
-        # Of a log that nobody closed. Here, because a connection that is thrown away open warns of it.
+        # Of a log that nobody closed: under the gate, and not one by one.
         with suppress(Exception):
             self.close()
 
