@@ -165,9 +165,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(proxy: Proxy, url: str) 
     log.close()
 
 
-def test_a_server_that_stays_away_is_a_clear_error_and_the_saga_is_free_when_it_is_back(
-    proxy: Proxy, url: str
-) -> None:
+def test_a_server_that_stays_away_is_a_clear_error_and_the_saga_is_free_when_it_is_back(proxy: Proxy, url: str) -> None:
     log = PostgresLog(proxy.address(url) + "&timeout=0.2")
     begin(log, "s")
     proxy.go_away()

@@ -73,6 +73,8 @@ def address_of(url: str) -> Address:
     except psycopg.Error:
         raise ValueError(f"this address cannot be understood: {_HOW}") from None
     given = {name: str(value) for name, value in found.items() if value is not None}
+    if not given.get("port", "").strip(","):  # as many as there are hosts, and none is said
+        given.pop("port", None)
     if not all(port.isascii() and (port.isdigit() or not port) for port in given.get("port", "").split(",")):
         raise ValueError(f"this address cannot be understood: {_HOW}")
     schema = own.get("schema", "agent_saga")

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from shlex import quote
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
@@ -136,7 +137,7 @@ class Server:
             return LogUnavailable(f"the log {url} may not be used by this role ({said}); grant it what it lacks")
         if state in ("42P01", "3F000", "42703"):
             return LogUnavailable(
-                f"the log {url} lacks what was made for it ({said}); make it: agent-saga log init {url}"
+                f"the log {url} lacks what was made for it ({said}); make it: agent-saga log init {quote(url)}"
             )
         return LogUnavailable(f"the log {url} cannot be used: {said}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -41,10 +42,13 @@ MIGRATIONS: tuple[tuple[Version, tuple[str, ...]], ...] = (
     ),
 )
 
+# From the tables of the catalog: what functions say of names may be older than what another session has just made.
 _THERE: Final = (
-    "SELECT to_regclass('{s}.meta') IS NOT NULL, to_regclass('{s}.migration') IS NOT NULL,"
-    " to_regnamespace('{s}') IS NOT NULL, has_schema_privilege(to_regnamespace('{s}'), 'USAGE'),"
+    "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid AND relname = 'meta'),"
+    " EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid AND relname = 'migration'),"
+    " n.oid IS NOT NULL, has_schema_privilege(n.oid, 'USAGE'),"
     " current_setting('server_encoding'), current_setting('synchronous_commit'), current_setting('fsync')"
+    " FROM (VALUES ('{s}')) AS named(name) LEFT JOIN pg_namespace n ON n.nspname = named.name"
 )
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('agent-saga log {s}', 0))"
 _RIGHTS: Final = (
@@ -141,9 +145,10 @@ def open_meta(server: Server) -> Meta:
     found, _ = server.run(lambda connection: _meta(connection, address), patient=False)
     if found is None:
         raise LogUnavailable(
-            f"there is no log at {address.url}: it was not initialised; make it: agent-saga log init {address.url}"
+            f"there is no log at {address.url}: it was not initialised; make it: "
+            f"agent-saga log init {quote(address.url)}"
         )
-    check_version(found.version, address.url)
+    check_version(found.version, address.url, known=SCHEMA)
     return found
 
 
@@ -186,7 +191,7 @@ def init(url: str) -> Prepared:
             found, warnings = _meta(connection, address)
         if found is None:
             raise LogCorrupted(f"the log {address.url} vanished while it was made", where=address.url)
-        check_version(found.version, address.url)
+        check_version(found.version, address.url, known=SCHEMA)
         return Prepared(url=address.url, version=str(found.version), made=made, warnings=warnings)
 
     return _opened(url, make)
@@ -214,12 +219,14 @@ def migrate(url: str) -> Prepared:
             connection.execute(_sql(_LOCK, address))
             found, warnings = _meta(connection, address)
             if found is None:
-                raise LogUnavailable(f"there is no log at {address.url}; make one: agent-saga log init {address.url}")
+                raise LogUnavailable(
+                    f"there is no log at {address.url}; make one: agent-saga log init {quote(address.url)}"
+                )
             if found.version < SCHEMA:
                 applied = _apply(connection, address, found.version)
         now, _ = _meta(connection, address)
         version = SCHEMA if now is None else now.version
-        check_version(version, address.url)
+        check_version(version, address.url, known=SCHEMA)
         return Prepared(url=address.url, version=str(version), made=False, applied=applied, warnings=warnings)
 
     return _opened(url, bring)
