@@ -11,19 +11,27 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from agent_saga_core.errors import Fenced
+from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.postgres.connection import Connection, Server
+
+if TYPE_CHECKING:
+    import asyncio
+else:
+    asyncio = LazyModule("asyncio")
 
 __all__ = ["Heart", "Writer", "now"]
 
 _MARGIN: Final = 0.1
 """The part of a lease that its owner leaves unused: two clocks do not run at quite the same rate."""
+
+_LOOK_EVERY: Final = 0.01
 
 _REGISTER: Final = "INSERT INTO {s}.writer(nonce, lease_until) VALUES(%s, now() + %s * interval '1 second')"
 _RENEW: Final = (
@@ -44,6 +52,11 @@ def _clock() -> Callable[[], float]:
 
 
 now: Final = _clock()
+
+
+def _end(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
 
 
 class Writer:
@@ -124,8 +137,24 @@ class Heart:
         Raises:
             Fenced: The lease is lost, or could not be renewed.
         """
-        until = time.monotonic() + self._server.timeout
         pause = threading.Event()
+        for _ in self._tries(writer):
+            pause.wait(_LOOK_EVERY)
+
+    async def ahold(self, writer: Writer) -> None:
+        """Like `hold`, without blocking the running loop, and without a thread: there may be none to spare."""
+        loop = asyncio.get_running_loop()
+        for _ in self._tries(writer):
+            pause: asyncio.Future[None] = loop.create_future()
+            timer = loop.call_later(_LOOK_EVERY, _end, pause)
+            try:
+                await pause
+            finally:
+                timer.cancel()
+
+    def _tries(self, writer: Writer) -> Iterator[None]:
+        """As many as it takes until an effect may start; between two of them some time is to pass."""
+        until = time.monotonic() + self._server.timeout
         kick = 0.0
         while not writer.good():
             if writer.lost is not None:
@@ -135,7 +164,7 @@ class Heart:
             if time.monotonic() >= kick:
                 kick = time.monotonic() + 0.25
                 self._wake.set()
-            pause.wait(0.01)
+            yield
 
     def ask(self) -> None:
         """Have the lease renewed now, or learn that it is lost."""

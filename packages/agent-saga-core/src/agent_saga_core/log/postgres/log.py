@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import SagaBusy, SagaError
-from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff, readable_history
 from agent_saga_core.log.commit import Entry, GroupCommitLog, Owned
 from agent_saga_core.log.postgres.address import address_of
@@ -21,11 +20,6 @@ from agent_saga_core.log.postgres.schema import check_rights, open_meta
 from agent_saga_core.log.postgres.writing import Holding, RowBatch, Statements, put
 from agent_saga_core.log.sql import Refusals
 from agent_saga_core.records import FINAL, Record
-
-if TYPE_CHECKING:
-    import asyncio
-else:
-    asyncio = LazyModule("asyncio")
 
 __all__ = ["PostgresLog"]
 
@@ -162,11 +156,10 @@ class PostgresLog(GroupCommitLog[RowBatch]):
     def _take_over(self, saga_id: str, owner: Owned) -> tuple[Record, ...]:
         holding = self._holdings[owner]
         holding.fresh = False
-        taken = self._ownership.take(saga_id, holding.writer, self._clock.time)
+        taken = self._ownership.take(saga_id, holding, self._clock.time)
         while taken is None:
             holding.writer = self._heart.writer()
-            taken = self._ownership.take(saga_id, holding.writer, self._clock.time)
-        holding.epoch = taken.epoch
+            taken = self._ownership.take(saga_id, holding, self._clock.time)
         owner.base_n = taken.last_n
         owner.base_ended = any(record.type in FINAL for record in taken.records)
         return taken.records
@@ -181,7 +174,7 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         if self._held.get(saga_id) is token:
             holding = self._holdings.get(token) if isinstance(token, Owned) else None
             # The end of this log frees everything at once, and the final record of a saga freed that.
-            if holding is not None and not self._closing and not _is_over(token):
+            if holding is not None and holding.asked and not self._closing and not _is_over(token):
                 self._ownership.release(saga_id, holding)
             self._held.pop(saga_id, None)
         if isinstance(token, Owned):
@@ -207,7 +200,7 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         await super().aflush(ticket)
         holding = self._in_doubt(ticket)
         if holding is not None:
-            await asyncio.to_thread(self._heart.hold, holding.writer)
+            await self._heart.ahold(holding.writer)
 
     def _in_doubt(self, ticket: int) -> Holding | None:
         """Under what the record was written, if nobody may act on its being durable before the lease is renewed.

@@ -54,7 +54,6 @@ class Taken(NamedTuple):
     records: tuple[Record, ...]
     """All that can be read, the new CLAIM at the end."""
     last_n: int
-    epoch: int
 
 
 class Ownership:
@@ -68,10 +67,15 @@ class Ownership:
         texts = (_APPEAR, _CLAIM, _TAKE_EMPTY, _RELEASE)
         self._appear, self._claim, self._take_empty, self._release = (_query(text, schema) for text in texts)
 
-    def take(self, saga_id: str, writer: Writer, clock: Callable[[], float]) -> Taken | None:
+    def take(self, saga_id: str, holding: Holding, clock: Callable[[], float]) -> Taken | None:
         """Own the saga, whatever there is of it; every record that is returned is durable.
 
         None says that the writer itself has lost its lease, without having heard of it: another may try.
+
+        Args:
+            saga_id: The saga.
+            holding: Under which writer. Its epoch becomes what the claim made it.
+            clock: What the CLAIM is stamped with.
 
         Raises:
             SagaBusy: A live process has it.
@@ -83,34 +87,38 @@ class Ownership:
             self._server.run(chore)
         for _ in range(_TRIES):
             rows = self._server.run(lambda connection: rows_of(connection, self._server.address.schema, saga_id))
-            taken = self._take(saga_id, writer, rows, clock)
+            taken = self._take(saga_id, holding, rows, clock)
             if taken is not None:
                 return taken
-            if not self._heart.still(writer):
+            if not self._heart.still(holding.writer):
                 return None
         raise SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
 
-    def _take(self, saga_id: str, writer: Writer, rows: list[Row], clock: Callable[[], float]) -> Taken | None:
+    def _take(self, saga_id: str, holding: Holding, rows: list[Row], clock: Callable[[], float]) -> Taken | None:
         """One try; None if the saga is not any more what was read of it."""
+        writer = holding.writer
         if not rows:
+            holding.asked, holding.epoch = True, 1
             appeared = self._server.run(lambda c: c.execute(self._appear, (saga_id, writer.nonce)).rowcount)
-            return Taken((), 0, 1) if appeared else None
+            return Taken((), 0) if appeared else None
         seen = rows[0]
         mine = self._heart.mine(seen.owner)
         if seen.owner is not None and not mine and seen.alive:
             raise SagaBusy(f"saga {saga_id!r} is owned by another process; wait until it is done", saga_id=saga_id)
         if seen.next == 1 and len(rows) == 1 and seen.n is None:
+            holding.asked, holding.epoch = True, seen.epoch
             taken = self._change(self._take_empty, saga_id, writer, seen, mine=mine)
-            return Taken((), 0, seen.epoch) if taken else None
+            return Taken((), 0) if taken else None
         records = checked(saga_id, rows, self._log_id)
         readable = readable_history(saga_id, records)
         n = len(records) + 1
         if seen.ended is not None or any(record.type in FINAL for record in readable):
-            return Taken(readable, n - 1, seen.epoch)
+            return Taken(readable, n - 1)
         claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
         body = body_of(encode(claim), self._log_id)
+        holding.asked, holding.epoch = True, n
         taken = self._change(self._claim, saga_id, writer, seen, mine=mine, n=n, body=body)
-        return Taken((*readable, claim), n, n) if taken else None
+        return Taken((*readable, claim), n) if taken else None
 
     def _change(
         self, statement: Any, saga_id: str, writer: Writer, seen: Row, *, mine: bool, n: int = 0, body: bytes = b""

@@ -78,12 +78,13 @@ class Statements(NamedTuple):
 class Holding:
     """Under what token a saga is owned: the epoch, and the nonce of the writer."""
 
-    __slots__ = ("epoch", "fresh", "writer")
+    __slots__ = ("asked", "epoch", "fresh", "writer")
 
     def __init__(self, writer: Writer, epoch: int, *, fresh: bool) -> None:
         self.writer = writer
         self.epoch = epoch
         self.fresh = fresh  # its row is made with its first record
+        self.asked = False  # whether the server may have heard of this ownership
 
 
 class Rows:
@@ -147,6 +148,7 @@ def put(
         if error is not None or holding is None:
             refusals.refuse(rows.entries, error or Fenced(saga_id))
         else:
+            holding.asked = True
             asked[saga_id] = rows, holding
     if not asked:
         return
