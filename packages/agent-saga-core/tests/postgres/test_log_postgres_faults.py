@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from agent_saga_core import ActionSemantics, saga_scope
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log.postgres import PostgresLog, connection, init
 from agent_saga_core.records import Record
 
-from .server import Proxy, control, sql
+from .server import Proxy, control, fresh_schema, server_of_its_own, sql, standby_of
 
 BOUND = 60.0
 
@@ -366,7 +367,10 @@ def test_a_fenced_process_cannot_begin_a_saga_either(opened: Callable[..., Postg
 # --- a server that lost what it acknowledged
 
 
-def test_an_owner_whose_saga_lost_acknowledged_records_stops(opened: Callable[..., PostgresLog], url: str) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_owner_whose_saga_lost_acknowledged_records_stops(
+    opened: Callable[..., PostgresLog], url: str, alone: bool
+) -> None:
     log = opened()
     begin(log, "s")
     begin(log, "whole")
@@ -375,7 +379,7 @@ def test_an_owner_whose_saga_lost_acknowledged_records_stops(opened: Callable[..
     # What a replica knows that did not hear of the last record.
     sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE s.id = 's' AND r.saga = s.seq AND r.n = 3")
     sql(url, "UPDATE {s}.saga SET next = 3 WHERE id = 's'")
-    whole = log.append(record("whole", 2))
+    whole = 0 if alone else log.append(record("whole", 2))
     with pytest.raises(LogCorrupted, match="lost records") as caught:
         log.flush(log.append(record("s", 4)))
     assert caught.value.saga_id == "s"
@@ -444,3 +448,35 @@ def test_nothing_is_kept_in_a_session(url: str, monkeypatch: pytest.MonkeyPatch)
     assert log.compact(keep_days=0).sagas == 3 and log.unfinished().saga_ids == ()
     log.close()
     assert len(set(seen)) > 10
+
+
+def test_an_owner_that_meets_a_promoted_replica_which_lacks_its_records_stops() -> None:
+    with server_of_its_own() as primary, standby_of(primary) as (replica, control_replica):
+        url = fresh_schema(primary.get_uri())
+        init(url)
+        home = conninfo_to_dict(primary.get_uri())["host"]
+        there = f"postgresql://postgres@/postgres?host={replica}&{url.partition('&')[2]}"
+        log = PostgresLog(
+            f"postgresql://postgres@/postgres?host={home},{replica}&target_session_attrs=read-write"
+            f"&{url.partition('&')[2]}"
+        )
+        begin(log, "behind")
+        begin(log, "whole")
+        log.flush(log.append(record("behind", 2)))
+        ((written,),) = sql(url, "SELECT pg_current_wal_lsn()::text")
+        wait_for(lambda: sql(there, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written) == [(True,)])
+        # From here on the replica hears of nothing, and the primary acknowledges all the same.
+        sql(there, "ALTER SYSTEM SET primary_conninfo = ''")
+        sql(there, "SELECT pg_reload_conf()")
+        wait_for(lambda: sql(there, "SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+        log.flush(log.append(record("behind", 3)))
+        control(primary, "-m", "immediate", "stop")
+        control_replica("promote")
+        done: list[str] = []
+        with pytest.raises(LogCorrupted, match="lost records"):
+            log.flush(log.append(record("behind", 4)))
+            done.append("effect")
+        assert done == []
+        log.flush(log.append(record("whole", 2)))  # what lost nothing goes on
+        assert [one.n for one in log.read("behind")] == [1, 2] and log.verify().intact
+        log.close()
