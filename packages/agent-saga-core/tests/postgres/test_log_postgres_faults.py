@@ -344,13 +344,18 @@ def test_a_process_that_was_fenced_claims_as_a_new_writer(opened: Callable[..., 
     log.flush(log.append(record("s", 3, epoch=2)))
 
 
-def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(opened: Callable[..., PostgresLog], url: str):
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(
+    opened: Callable[..., PostgresLog], url: str, alone: bool
+) -> None:
     log, other = opened(), opened()
-    assert log.claim("s") == ()
+    assert log.claim("s") == () and log.claim("t") == ()
     expire(url)
     assert other.claim("s") == ()  # nothing was begun: the same epoch again, under another nonce
+    tickets = [log.append(record(saga, 1, "START", x="late")) for saga in ("s", "t")[: 1 if alone else 2]]
     with pytest.raises(Fenced):
-        log.flush(log.append(record("s", 1, "START", x="late")))
+        log.flush(tickets[0])
+    assert len(log.read("t")) == len(tickets) - 1
     other.flush(other.append(record("s", 1, "START", x="new")))
     assert [one.data for one in log.read("s")] == [{"x": "new"}]
 

@@ -34,6 +34,17 @@ _STARTING: Final = "the database system is"  # starting up, shutting down: libpq
 _inherited: list[object] = []  # connections of a parent: closing one in the child would end it for the parent
 
 
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that ends quietly where an interrupt has lost it, and never in a child of the process that made it."""
+
+    _made_by: int = -1
+
+    def __del__(self) -> None:
+        if self._made_by == os.getpid():
+            with suppress(psycopg.Error, OSError):
+                self.pgconn.finish()
+
+
 class Server:
     """The server of a log, as seen by one process.
 
@@ -56,7 +67,8 @@ class Server:
             psycopg.Error: There is none to be had.
         """
         given: dict[str, Any] = {**self.address.parameters, **parameters}
-        made = psycopg.connect("", autocommit=True, prepare_threshold=None, **given)
+        made = _Connection.connect("", autocommit=True, prepare_threshold=None, **given)
+        made._made_by = os.getpid()
         self._all.add(made)
         return made
 
