@@ -32,6 +32,7 @@ ONLY: dict[str, set[str]] = {
 }
 THIRD_PARTY: dict[str, set[str]] = {
     "cli": {"typer", "rich"},
+    "log": {"psycopg", "psycopg_pool"},
     "testing": {"pytest", "hypothesis"},
     "agent_saga_core_pytest": {"pytest"},
 }

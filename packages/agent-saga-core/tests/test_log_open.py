@@ -81,7 +81,7 @@ def test_what_is_no_address_says_what_to_write(url: str) -> None:
     assert "file:" in str(caught.value) or "memory:" in str(caught.value) or "max_result_bytes" in str(caught.value)
 
 
-@pytest.mark.parametrize("scheme", ["sqlite", "postgresql", "redis", "nats"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "nats"])
 def test_stores_to_come_say_so_and_show_no_password(scheme: str) -> None:
     with pytest.raises(LogUnavailable, match="not available in this version") as caught:
         open_log(f"{scheme}://user:hunter2@host/db")

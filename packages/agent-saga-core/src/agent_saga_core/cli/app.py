@@ -14,6 +14,7 @@ from agent_saga_core.cli.compacting import compact_verb
 from agent_saga_core.cli.covering import coverage_verb
 from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
+from agent_saga_core.cli.preparing import log_verbs
 from agent_saga_core.cli.reading import list_verb, show_verb, verify_verb
 from agent_saga_core.cli.recovering import recover_verb
 from agent_saga_core.cli.resolving import resolve_verb
@@ -99,6 +100,7 @@ app.command("recover")(recover_verb)
 app.command("resolve")(resolve_verb)
 app.command("compact")(compact_verb)
 app.command("coverage")(coverage_verb)
+app.add_typer(log_verbs, name="log")
 
 
 @app.command("demo")

@@ -236,6 +236,10 @@ class GroupCommitLog(ABC, Generic[B]):
 
     def flush(self, ticket: int) -> None:
         """See `Log.flush`."""
+        self._flush(ticket)
+
+    def _flush(self, ticket: int) -> None:
+        # What a store's own `flush` asks for beyond durability does not concern who only wants to leave.
         entry = self._entry(ticket)
         if entry is not None:
             while not entry.durable:
@@ -310,7 +314,7 @@ class GroupCommitLog(ABC, Generic[B]):
         broken = self._broken is not None
         try:
             if owner.last is not None:
-                self.flush(owner.last)
+                self._flush(owner.last)
         except SagaError:
             self._let_go(saga_id, owner)
             if not broken:
@@ -336,7 +340,7 @@ class GroupCommitLog(ABC, Generic[B]):
         failure: SagaError | None = None
         if self._broken is None:
             try:
-                self.flush(next(self._numbers))
+                self._flush(next(self._numbers))
             except SagaError as error:
                 failure = error
         for saga_id, owner in list(self._owned.items()):

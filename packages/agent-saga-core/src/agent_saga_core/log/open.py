@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogUnavailable
 from agent_saga_core.log.base import Log
 from agent_saga_core.log.file import FileLog
 from agent_saga_core.log.memory import MemoryLog
 
-__all__ = ["open_log"]
+if TYPE_CHECKING:
+    from agent_saga_core.log.sql import Prepared
 
-_LATER = ("sqlite", "postgresql", "postgres", "redis", "rediss", "nats")
+__all__ = ["init_log", "migrate_log", "open_log"]
+
+_LATER = ("redis", "rediss", "nats")
+_POSTGRES = ("postgresql", "postgres")
+_SCHEMES = ("file", "memory", "sqlite", *_POSTGRES, *_LATER)
 
 
 def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> Log:
     """Open the log at an address.
 
-    `file:./relative/directory` or `file:///absolute/directory`, with the options `?max_result_bytes=N` and
-    `?force=1`; `memory:` for tests, a new and empty log each time. The same address may be opened more than once,
-    also in one process: the logs then exclude each other, saga by saga.
+    - `file:./relative/directory` or `file:///absolute/directory`
+    - `sqlite:///relative.db` or `sqlite:////absolute.db`
+    - `postgresql://user@host/database`, with the extra `postgres`; made by `agent-saga log init` only
+    - `memory:` for tests, a new and empty log each time
+
+    All take the option `?max_result_bytes=N`; `file:` and `sqlite:` take `?force=1`, `sqlite:` takes
+    `?busy_timeout=SECONDS`. The same address may be opened more than once, also in one process: the logs then exclude
+    each other, saga by saga.
 
     Args:
         url: The address.
@@ -27,34 +40,170 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
 
     Raises:
         ValueError: It is no address; the message says what to write.
+        ModuleNotFoundError: It needs an extra that is not installed; the message says which.
         LogUnavailable: There is no log and none may or can be made.
         LogCorrupted: What is there is no log any more.
     """
-    from urllib.parse import unquote  # 3 ms that the import of the core does not need
+    scheme = _scheme_of(url)
+    if scheme in _POSTGRES:
+        return _postgres().PostgresLog(url, clock=clock)
+    if scheme == "sqlite":
+        place = _sqlite_place(url)
+        return _sqlite().SqliteLog(
+            place.path,
+            create=create,
+            clock=clock,
+            max_result_bytes=place.max_result_bytes,
+            force=place.force,
+            **place.others,
+        )
+    if scheme == "memory":
+        return _memory(url, clock)
+    place = _file_place(url)
+    return FileLog(place.path, create=create, clock=clock, max_result_bytes=place.max_result_bytes, force=place.force)
 
-    scheme, colon, rest = url.partition(":")
-    if not colon or "/" in scheme or scheme not in ("file", "memory", *_LATER):
+
+def init_log(url: str) -> Prepared:
+    """Make the log at an address, or find it made.
+
+    Raises:
+        ValueError: It is no address of a log that can be made.
+        ModuleNotFoundError: It needs an extra that is not installed; the message says which.
+        SagaError: It cannot be made.
+    """
+    return _prepare(url, "init")
+
+
+def migrate_log(url: str) -> Prepared:
+    """Bring the log at an address to the schema of this version.
+
+    Raises:
+        ValueError: It is no address of a log that has a schema.
+        ModuleNotFoundError: It needs an extra that is not installed; the message says which.
+        SagaError: There is none, or it cannot be changed.
+    """
+    return _prepare(url, "migrate")
+
+
+def _prepare(url: str, verb: str) -> Prepared:
+    scheme = _scheme_of(url)
+    if scheme in _POSTGRES:
+        return getattr(_postgres(), verb)(url)
+    if scheme == "sqlite":
+        place = _sqlite_place(url)
+        return getattr(_sqlite(), verb)(place.path, force=place.force)
+    if scheme == "memory":
+        raise ValueError("a memory log ends with its process; name one that does not")
+    return _file(url, make=verb == "init")
+
+
+def _file(url: str, *, make: bool) -> Prepared:
+    """The file log: its format has had no second version, so there is nothing to migrate."""
+    import os
+
+    from agent_saga_core.log.file import META
+    from agent_saga_core.log.sql import Prepared
+    from agent_saga_core.records import FORMAT_VERSION
+
+    place = _file_place(url)
+    made = not os.path.exists(os.path.join(place.path, META))
+    log = FileLog(place.path, create=make, force=place.force)
+    log.close()
+    return Prepared(url=log.url, version=str(FORMAT_VERSION), made=made)
+
+
+# --- stores whose modules or extras may be missing
+
+
+def _sqlite() -> Any:
+    try:
+        return import_module("agent_saga_core.log.sqlite")
+    except ModuleNotFoundError as error:
+        if error.name not in ("sqlite3", "_sqlite3"):
+            raise
+        raise ModuleNotFoundError(
+            "sqlite: logs need the module sqlite3, which this Python was built without; use another build, or file:",
+            name=error.name,
+        ) from None
+
+
+def _postgres() -> Any:
+    try:
+        for needed in ("psycopg", "psycopg_pool"):
+            import_module(needed)
+    except ImportError:  # also what psycopg itself raises where it finds no libpq
+        raise ModuleNotFoundError(
+            "postgresql: logs need an extra; pip install 'agent-saga-core[postgres]'", name="psycopg"
+        ) from None
+    return import_module("agent_saga_core.log.postgres")
+
+
+# --- addresses
+
+
+class _Place(NamedTuple):
+    path: str
+    max_result_bytes: int
+    force: bool
+    others: dict[str, Any]
+
+
+def _scheme_of(url: str) -> str:
+    scheme, colon, _ = url.partition(":")
+    if not colon or "/" in scheme or scheme not in _SCHEMES:
+        if colon and "://" in url:  # it may hold a password, so it is not repeated
+            raise ValueError(
+                f"there are no {scheme}: logs; write file:./directory, sqlite:///file.db or postgresql://host/database"
+            )
         raise ValueError(f"{url!r} is no address of a log; for a directory write {'file:' + url!r}")
     if scheme in _LATER:
         # The address may hold a password, so it is not repeated.
         raise LogUnavailable(f"{scheme}: logs are not available in this version; use file:./directory")
-    path, _, query = rest.partition("?")
+    return scheme
+
+
+def _memory(url: str, clock: Clock) -> MemoryLog:
+    rest, _, query = url.partition(":")[2].partition("?")
     options = _options(url, query)
-    max_result_bytes = _number(url, options.pop("max_result_bytes", "1048576"))
-    if scheme == "memory":
-        if path or options:
-            raise ValueError(f"{url!r}: write memory: and nothing else but ?max_result_bytes=N")
-        return MemoryLog(clock, max_result_bytes=max_result_bytes)
-    force = options.pop("force", "0")
-    if options or force not in ("0", "1"):
-        raise ValueError(f"{url!r}: the options of a file log are ?max_result_bytes=N and ?force=1")
+    max_result_bytes = _number(url, options)
+    if rest or options:
+        raise ValueError(f"{url!r}: write memory: and nothing else but ?max_result_bytes=N")
+    return MemoryLog(clock, max_result_bytes=max_result_bytes)
+
+
+def _file_place(url: str) -> _Place:
+    path, _, query = url.partition(":")[2].partition("?")
     if path.startswith("//"):
         if not path.startswith("///"):
             raise ValueError(f"{url!r}: write file:./relative or file:///absolute")
         path = path[2:]
     if not path:
         raise ValueError(f"{url!r} names no directory; write file:./directory")
-    return FileLog(unquote(path), create=create, clock=clock, max_result_bytes=max_result_bytes, force=force == "1")
+    return _place(url, path, query, "the options of a file log are ?max_result_bytes=N and ?force=1")
+
+
+def _sqlite_place(url: str) -> _Place:
+    path, _, query = url.partition(":")[2].partition("?")
+    if not path.startswith("///"):
+        # It may hold a password meant for a server, so it is not repeated.
+        raise ValueError("a SQLite log is a file: write sqlite:///relative.db or sqlite:////absolute.db")
+    path = path[3:]
+    if path in ("", ":memory:"):
+        raise ValueError(f"{url!r} names no file; write sqlite:///file.db, or memory: for a test")
+    rule = "the options of a SQLite log are ?max_result_bytes=N, ?force=1 and ?busy_timeout=SECONDS"
+    return _place(url, path, query, rule, "busy_timeout")
+
+
+def _place(url: str, path: str, query: str, rule: str, *seconds: str) -> _Place:
+    from urllib.parse import unquote  # 3 ms that the import of the core does not need
+
+    options = _options(url, query)
+    max_result_bytes = _number(url, options)
+    force = options.pop("force", "0")
+    others = {name: float(_digits(url, name, options.pop(name))) for name in seconds if name in options}
+    if options or force not in ("0", "1"):
+        raise ValueError(f"{url!r}: {rule}")
+    return _Place(unquote(path), max_result_bytes, force == "1", others)
 
 
 def _options(url: str, query: str) -> dict[str, str]:
@@ -66,7 +215,11 @@ def _options(url: str, query: str) -> dict[str, str]:
         raise ValueError(f"{url!r}: options are written ?name=value&name=value") from None
 
 
-def _number(url: str, text: str) -> int:
+def _number(url: str, options: dict[str, str]) -> int:
+    return _digits(url, "max_result_bytes", options.pop("max_result_bytes", "1048576"))
+
+
+def _digits(url: str, name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ValueError(f"{url!r}: max_result_bytes is a number of bytes")
+        raise ValueError(f"{url!r}: {name} is a number of {'bytes' if name.endswith('bytes') else 'seconds'}")
     return int(text)

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -58,10 +59,12 @@ class LogConformance:
     """The suite that every store passes. Override the fixture `open_log_again`.
 
     Set `survives_process = False` for a store in this process's memory: what a killed process leaves cannot be asked
-    of it, and those tests say so.
+    of it, and those tests say so. Set `lease` to the seconds for which a process that died still owns its sagas; 0
+    says that they are free the moment it dies.
     """
 
     survives_process: ClassVar[bool] = True
+    lease: ClassVar[float] = 0.0
 
     # --- what a store supplies
 
@@ -508,6 +511,10 @@ class LogConformance:
 
         assert _in_child(die) == -signal.SIGKILL
         assert [one.n for one in log.read(saga)][:2] == [1, 2] and log.read(saga)[1].data == {"x": HOSTILE}
+        until = time.monotonic() + (self.lease and self.lease + BOUND)
+        pause = threading.Event()
+        while log.is_live(saga) and time.monotonic() < until:
+            pause.wait(0.01)
         assert not log.is_live(saga) and log.unfinished().saga_ids == (saga,) and log.verify().intact
         found = log.claim(saga)
         assert found[-1].type == "CLAIM" and [one.n for one in found] == list(range(1, len(found) + 1))

@@ -1,0 +1,147 @@
+"""The address of a PostgreSQL log: what of it is for the server, what is for us, and what may be shown."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
+
+__all__ = ["Address", "address_of"]
+
+LEASE: Final = 30.0
+"""Seconds for which a process owns its sagas after it has last been heard of."""
+
+_OWN: Final = frozenset({"max_result_bytes", "schema", "lease", "timeout", "force"})
+_SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_HOW: Final = (
+    "write postgresql://user@host:port/database?option=value, with every special character of a name or password as "
+    "% and two digits (%40 for @); the options are those of libpq and max_result_bytes=N, schema=NAME, lease=SECONDS, "
+    "timeout=SECONDS and force=1"
+)
+
+# What a server or a network that went away must not hold up for ever, unless the address or the environment says else.
+_DEFAULTS: Final = (
+    ("connect_timeout", "PGCONNECT_TIMEOUT", "10"),
+    ("keepalives_idle", "", "10"),
+    ("keepalives_interval", "", "5"),
+    ("keepalives_count", "", "3"),
+    ("application_name", "PGAPPNAME", "agent-saga"),
+)
+
+
+class Address(NamedTuple):
+    """An address, taken apart."""
+
+    parameters: dict[str, str]
+    """For libpq; the environment supplies what is not here."""
+    url: str
+    """Without credentials: what is shown, and opens the same log where the environment has the password."""
+    secrets: tuple[str, ...]
+    """What must not be in any message."""
+    schema: str
+    lease: float
+    timeout: float
+    max_result_bytes: int
+    force: bool
+
+
+def address_of(url: str) -> Address:
+    """Take an address apart.
+
+    Raises:
+        ValueError: It is none. The message never repeats it, because it may hold a password.
+    """
+    base, _, query = url.partition("?")
+    if not base.startswith(("postgresql://", "postgres://")):
+        raise ValueError(f"this is no address of a PostgreSQL log: {_HOW}")
+    own: dict[str, str] = {}
+    rest: list[str] = []
+    for part in query.split("&") if query else ():
+        name, _, value = part.partition("=")
+        if name in _OWN:
+            own[name] = unquote(value)
+        else:
+            rest.append(part)
+    try:
+        found = conninfo_to_dict("?".join([base, "&".join(rest)]) if rest else base)
+    except psycopg.Error:
+        raise ValueError(f"this address cannot be understood: {_HOW}") from None
+    given = {name: str(value) for name, value in found.items() if value is not None}
+    if not given.get("port", "").strip(","):  # as many as there are hosts, and none is said
+        given.pop("port", None)
+    if not all(port.isascii() and (port.isdigit() or not port) for port in given.get("port", "").split(",")):
+        raise ValueError(f"this address cannot be understood: {_HOW}")
+    schema = own.get("schema", "agent_saga")
+    if _SCHEMA_NAME.fullmatch(schema) is None:
+        raise ValueError("the option schema is a name of a to z, 0 to 9 and _, at most 63 long")
+    lease = _seconds(own, "lease", LEASE, least=0.5)
+    timeout = _seconds(own, "timeout", LEASE, least=0.0)
+    force = own.get("force", "0")
+    size = own.get("max_result_bytes", "1048576")
+    if force not in ("0", "1"):
+        raise ValueError("the option force is 0 or 1")
+    if not (size.isascii() and size.isdigit() and len(size) < 16):
+        raise ValueError("the option max_result_bytes is a number of bytes")
+    secret = _secret_names()
+    secrets = [given[name] for name in secret if given.get(name)]
+    if os.environ.get("PGPASSWORD"):
+        secrets.append(os.environ["PGPASSWORD"])
+    return Address(
+        parameters=_with_defaults(given, timeout),
+        url=_shown(given, own, secret),
+        secrets=tuple(sorted(secrets, key=len, reverse=True)),
+        schema=schema,
+        lease=lease,
+        timeout=timeout,
+        max_result_bytes=int(size),
+        force=force == "1",
+    )
+
+
+def _seconds(own: dict[str, str], name: str, default: float, *, least: float) -> float:
+    try:
+        value = float(own.get(name, default))
+    except ValueError:
+        value = math.nan
+    if not least <= value <= 86_400:
+        raise ValueError(f"the option {name} is a number of seconds from {least:g} to a day")
+    return value
+
+
+def _secret_names() -> frozenset[str]:
+    marked = {
+        option.keyword.decode()
+        for option in Conninfo.get_defaults()
+        if option.dispchar and (option.dispchar == b"*" or option.keyword.startswith(b"scram_"))
+    }
+    return frozenset(marked | {"password", "sslpassword"})
+
+
+def _with_defaults(given: dict[str, str], timeout: float) -> dict[str, str]:
+    parameters = dict(given)
+    for name, variable, value in _DEFAULTS:
+        if not (variable and os.environ.get(variable)):
+            parameters.setdefault(name, value)
+    parameters.setdefault("tcp_user_timeout", str(int(max(timeout, 5.0) * 1000)))
+    parameters["client_encoding"] = "UTF8"
+    return parameters
+
+
+def _shown(given: dict[str, str], own: dict[str, str], secret: frozenset[str]) -> str:
+    left = {name: value for name, value in given.items() if name not in secret}
+    user = left.pop("user", "")
+    name = left.pop("dbname", "")
+    host, port = left.get("host", ""), left.get("port", "")
+    place = f"{quote(user, safe='')}@" if user else ""
+    if re.fullmatch(r"[A-Za-z0-9._-]+", host) and port.isdigit() | (port == ""):
+        place += host + (f":{port}" if port else "")
+        left.pop("host")
+        left.pop("port", None)
+    options = "&".join(f"{key}={quote(value, safe='/:,')}" for key, value in [*left.items(), *own.items()])
+    return f"postgresql://{place}/{quote(name, safe='')}" + (f"?{options}" if options else "")

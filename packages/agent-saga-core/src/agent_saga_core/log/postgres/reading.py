@@ -1,0 +1,228 @@
+"""What is read of a PostgreSQL log: one saga, the unfinished ones, and everything, with all damage named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from agent_saga_core.errors import LogCorrupted
+from agent_saga_core.log.base import Damage, Unfinished, Verification
+from agent_saga_core.log.postgres.connection import Connection, Server
+from agent_saga_core.log.scan import saga_name
+from agent_saga_core.log.sql import damaged, history_of, read_body
+from agent_saga_core.records import FINAL, RECORD_LINE, Record
+
+__all__ = ["Row", "checked", "history", "ids_of", "intact", "is_live", "rows_of", "unfinished", "verify"]
+
+_ROWS: Final = (
+    "SELECT s.next, s.epoch, s.owner, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n, r.epoch,"
+    " r.body FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner LEFT JOIN {s}.record r ON r.saga = s.seq"
+    " WHERE s.id = %b ORDER BY r.n"
+)
+_LIVE: Final = (
+    "SELECT EXISTS (SELECT FROM {s}.saga s JOIN {s}.writer w ON w.nonce = s.owner"
+    " WHERE s.id = %b AND NOT w.fenced AND w.lease_until >= now())"
+)
+_IDS: Final = "SELECT seq, id FROM {s}.saga WHERE seq > %b AND next > 1 ORDER BY seq LIMIT 10000"
+# A row without a record is an id that somebody has claimed and begun nothing under.
+_OPEN: Final = (
+    "SELECT s.seq, s.id, s.next, r.counted, r.most FROM {s}.saga s,"
+    " LATERAL (SELECT count(*) AS counted, max(n) AS most FROM {s}.record WHERE saga = s.seq) r"
+    " WHERE s.ended IS NULL AND (s.next <> 1 OR r.counted > 0) ORDER BY s.seq"
+)
+_FIRST: Final = "SELECT body FROM {s}.record WHERE saga = %b ORDER BY n LIMIT 1"
+_PAGE: Final = (
+    "SELECT s.seq, s.id, s.next, s.ended, r.n, r.epoch, r.body"
+    " FROM (SELECT * FROM {s}.saga WHERE seq > %b ORDER BY seq LIMIT %b) s"
+    " LEFT JOIN {s}.record r ON r.saga = s.seq ORDER BY s.seq, r.n"
+)
+_STRAYS: Final = (
+    "SELECT DISTINCT r.saga FROM {s}.record r WHERE NOT EXISTS (SELECT FROM {s}.saga s WHERE s.seq = r.saga)"
+    " ORDER BY r.saga LIMIT 100"
+)
+_PAGE_SAGAS: Final = 64
+PROGRESS_EVERY: Final = 10_000
+
+
+class Row(NamedTuple):
+    """The row of a saga, and one of its records."""
+
+    next: int
+    epoch: int
+    owner: object
+    ended: float | None
+    alive: bool
+    """Whether its owner's lease runs."""
+    n: int | None
+    record_epoch: int | None
+    body: bytes | None
+
+
+def _query(text: str, schema: str) -> Any:
+    return text.format(s=schema)
+
+
+def rows_of(connection: Connection, schema: str, saga_id: str) -> list[Row]:
+    """The saga's row with each of its records, in order; one with none; nothing if the saga is not there."""
+    found = connection.execute(_query(_ROWS, schema), (saga_id,), binary=True).fetchall()
+    return [Row(*row) for row in found]
+
+
+def checked(saga_id: str, rows: Sequence[Row], log_id: bytes) -> list[Record]:
+    """The records of a saga, in order, held against its row.
+
+    Raises:
+        LogCorrupted: They are not what was written.
+    """
+    if not rows:
+        return []
+    records = intact(saga_id, rows[0].next, rows[0].ended, [(row.n, row.body) for row in rows], log_id)
+    for row, record in zip(rows, records, strict=False):
+        if row.record_epoch is not None and record.type == "CLAIM" and row.record_epoch != record.n:
+            raise damaged(saga_id, f"the row of record {record.n} names another epoch than its record")
+    return records
+
+
+def intact(
+    saga_id: str, next_n: object, ended: object, rows: Sequence[tuple[object, object]], log_id: bytes
+) -> list[Record]:
+    """The records of a saga, of which its row is known.
+
+    Raises:
+        LogCorrupted: One is damaged, or they do not fit the row.
+    """
+    if not isinstance(next_n, int):
+        raise damaged(saga_id, "its row is not what was written")
+    records = history_of(saga_id, [row for row in rows if row[0] is not None], log_id, next_n=next_n)
+    if (ended is not None) != (bool(records) and records[-1].type in FINAL):
+        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
+    return records
+
+
+def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:
+    """Every record of the saga, in order, whatever its type.
+
+    Raises:
+        LogCorrupted: Damage concerns this saga.
+    """
+    rows = server.run(lambda connection: rows_of(connection, server.address.schema, saga_id))
+    return checked(saga_id, rows, log_id)
+
+
+def is_live(server: Server, saga_id: str) -> bool:
+    """Whether the lease of its owner runs."""
+    live = _query(_LIVE, server.address.schema)
+    row = server.run(lambda connection: connection.execute(live, (saga_id,)).fetchone())
+    return row is not None and bool(row[0])
+
+
+def ids_of(server: Server) -> list[str]:
+    """Every saga, oldest first."""
+    ids = _query(_IDS, server.address.schema)
+    found: list[str] = []
+    last = -(2**63)
+    while True:
+        at = last
+        rows = server.run(lambda connection, at=at: connection.execute(ids, (at,)).fetchall())
+        if not rows:
+            return found
+        found += [saga_id for _, saga_id in rows]
+        last = rows[-1][0]
+
+
+def unfinished(server: Server, log_id: bytes) -> Unfinished:
+    """The sagas without a final record, oldest first, each held against the numbers of its records."""
+    schema = server.address.schema
+    rows = server.run(lambda connection: connection.execute(_query(_OPEN, schema)).fetchall())
+    ids: list[str] = []
+    damage: list[Damage] = []
+    for seq, saga_id, next_n, counted, most in rows:
+        ids.append(saga_id)
+        if not counted or most != counted or next_n != counted + 1:
+            meant = server.run(lambda connection, seq=seq: _name_within(connection, schema, seq, log_id))
+            named = _distinct(saga_id, meant)
+            ids += [one for one in named if one != saga_id]
+            reason = f"{counted} records are there, up to number {most!r}, and {next_n!r} is the next"
+            damage.append(Damage(where=f"row {seq} of saga", reason=reason, saga_ids=named))
+    return Unfinished(saga_ids=tuple(ids), damage=tuple(damage))
+
+
+def _distinct(*names: str | None) -> tuple[str, ...]:
+    return tuple({name: None for name in names if name is not None})
+
+
+def _name_within(connection: Connection, schema: str, seq: int, log_id: bytes) -> str | None:
+    """The saga that the records themselves name, where the first of them is intact."""
+    row = connection.execute(_query(_FIRST, schema), (seq,), binary=True).fetchone()
+    return None if row is None else _named(row[0], log_id)
+
+
+def _named(body: object, log_id: bytes) -> str | None:
+    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) else None
+    if line is None:
+        return None
+    name = saga_name(line["saga"])
+    return name if name is not None and isinstance(read_body(body, name, int(line["n"]), log_id), Record) else None
+
+
+class _Walk:
+    """Everything, some sagas at a time, each with all its records as they are at one moment."""
+
+    def __init__(self, server: Server, log_id: bytes, progress: Callable[[int], None] | None) -> None:
+        self._server = server
+        self._schema = server.address.schema
+        self._log_id = log_id
+        self._progress = progress
+        self.records = 0
+        self.damage: list[Damage] = []
+
+    def sagas(self) -> None:
+        page = _query(_PAGE, self._schema)
+        last = -(2**63)
+        while True:
+            at = last
+            rows = self._server.run(
+                lambda connection, at=at: connection.execute(page, (at, _PAGE_SAGAS), binary=True).fetchall()
+            )
+            if not rows:
+                return
+            for _, one in groupby(rows, key=lambda row: row[0]):
+                self._saga(list(one))
+            last = rows[-1][0]
+
+    def _saga(self, rows: list[tuple[Any, ...]]) -> None:
+        _, saga_id, next_n, ended = rows[0][:4]
+        before = self.records
+        try:
+            records = intact(saga_id, next_n, ended, [(row[4], row[6]) for row in rows], self._log_id)
+            if any(record.type in FINAL for record in records[:-1]):
+                raise damaged(saga_id, "records follow its final one")
+        except LogCorrupted as error:
+            named = _distinct(saga_id, _named(rows[0][6], self._log_id))
+            self.damage.append(Damage(where=f"saga {saga_id!r}", reason=str(error), saga_ids=named))
+            return
+        self.records += len(records)
+        if self._progress is not None and self.records // PROGRESS_EVERY > before // PROGRESS_EVERY:
+            self._progress(self.records)
+
+    def strays(self) -> None:
+        """The records of which no saga is known: its row is gone."""
+        strays = _query(_STRAYS, self._schema)
+        for (seq,) in self._server.run(lambda connection: connection.execute(strays).fetchall()):
+            name = self._server.run(
+                lambda connection, seq=seq: _name_within(connection, self._schema, seq, self._log_id)
+            )
+            reason = "the row is missing" if name is None else f"the row of saga {name!r} is missing"
+            where = f"the records of saga row {seq!r}"
+            self.damage.append(Damage(where=where, reason=reason, saga_ids=None if name is None else (name,)))
+
+
+def verify(server: Server, log_id: bytes, progress: Callable[[int], None] | None) -> Verification:
+    """See `Log.verify`."""
+    walk = _Walk(server, log_id, progress)
+    walk.sagas()
+    walk.strays()
+    damage = tuple(walk.damage)
+    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
+    return Verification(intact=not damage, records=walk.records, first_broken=first, damage=damage)

@@ -1,0 +1,210 @@
+"""What the logs in a database have in common, whichever it is: rows that prove themselves, fencing, versions.
+
+No SQL and no driver here. A record's row holds the line that `docs/log-format.md` describes, without its newline: so
+what is checked and read is the same on every store, and a flipped bit in a record names its saga.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.log.base import history_fault
+from agent_saga_core.log.commit import Entry, Owned
+from agent_saga_core.log.scan import saga_name
+from agent_saga_core.records import (
+    MAX_LINE_BYTES,
+    RECORD_LINE,
+    Encoded,
+    Record,
+    digest_fits,
+    finish_line,
+    header_fits,
+    record_of,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Prepared",
+    "Refusals",
+    "Version",
+    "body_of",
+    "check_version",
+    "damaged",
+    "history_of",
+    "read_body",
+    "stored",
+]
+
+
+class Version(NamedTuple):
+    """The version of a schema. A minor one only adds: programs that do not know it read and write on."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+SCHEMA: Final = Version(1, 0)
+"""What this program makes."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What `agent-saga log init` or `migrate` found and did."""
+
+    url: str
+    """Without credentials."""
+    version: str
+    """The schema that is there now."""
+    made: bool
+    """Whether there was no log before."""
+    applied: tuple[str, ...] = ()
+    """The versions that were applied now, oldest first."""
+    warnings: tuple[str, ...] = ()
+    """What is to be known about this machine or server, a sentence each."""
+
+
+def check_version(found: Version, url: str, *, known: Version = SCHEMA) -> None:
+    """Refuse a schema that this program may not use.
+
+    Raises:
+        LogUnavailable: It is of a newer major version, or an older one.
+    """
+    if found.major > known.major:
+        raise LogUnavailable(
+            f"the log {url} has schema {found}, of a newer version of agent-saga than this one, which knows {known}; "
+            "upgrade agent-saga to use it"
+        )
+    if found < known:
+        raise LogUnavailable(
+            f"the log {url} has schema {found}, of an older version of agent-saga; "
+            f"bring it to {known} with: agent-saga log migrate {url}"
+        )
+
+
+def body_of(encoded: Encoded, log_id: bytes) -> bytes:
+    """The line that is stored for a record: seeded with the log's id, complete but for its newline."""
+    return finish_line(encoded, log_id, b"")[0][:-1]
+
+
+def read_body(body: object, saga_id: str, n: object, log_id: bytes) -> Record | str:
+    """The record of a stored line, or what is wrong with it. Never raises: every byte may be hostile.
+
+    Args:
+        body: What the row holds.
+        saga_id: The saga that the row says it belongs to.
+        n: The number that the row says it has.
+        log_id: The id of the log.
+    """
+    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) and len(body) <= MAX_LINE_BYTES else None
+    if line is None:
+        return "it is no record line"
+    if not header_fits(line, log_id):
+        return "its header is not what was written"
+    if saga_name(line["saga"]) != saga_id or int(line["n"]) != n:
+        return "it stands in the place of another record"
+    if not digest_fits(line):
+        return "its data are not what was written"
+    record = record_of(line, saga_id)
+    if record is None:
+        return "its payload was erased" if line["salt"] is None else "its data are no JSON that we write"
+    return record
+
+
+def history_of(
+    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, *, next_n: int | None
+) -> list[Record]:
+    """Every record of a saga, in order, whatever its type.
+
+    Args:
+        saga_id: The saga.
+        rows: Number and stored line of each, in order.
+        log_id: The id of the log.
+        next_n: The number that the store expects next; None if the store does not know the saga.
+
+    Raises:
+        LogCorrupted: A record is missing, there twice, or not what was written.
+    """
+    records: list[Record] = []
+    for n, body in rows:
+        found = read_body(body, saga_id, n, log_id)
+        if isinstance(found, str):
+            raise damaged(saga_id, f"record {n!r}: {found}")
+        records.append(found)
+    fault = history_fault(record.n for record in records)
+    if fault is None and next_n is None and records:
+        fault = "the store does not know it, but holds records of it"
+    if fault is None and next_n is not None and next_n != len(records) + 1:
+        fault = f"{len(records)} records are there, and {next_n - 1} were written"
+    if fault is not None:
+        raise damaged(saga_id, fault)
+    return records
+
+
+def damaged(saga_id: str, fault: str) -> LogCorrupted:
+    """What to raise about a damaged saga."""
+    return LogCorrupted(
+        f"saga {saga_id!r} is damaged: {fault}; restore the log from a copy or settle the saga by hand",
+        saga_id=saga_id,
+        where=f"saga {saga_id!r}",
+    )
+
+
+def stored(entries: Sequence[Entry], bodies: Sequence[bytes], found: Mapping[int, object], next_n: int) -> int:
+    """How many of one saga's `entries`, from the first, the store holds already; the others may follow.
+
+    For when a conditional append was refused: an acknowledgement may have been lost, or the ownership.
+
+    Args:
+        entries: What was to be appended, in order.
+        bodies: The stored line of each.
+        found: What the store holds under those numbers.
+        next_n: The number that the store expects next; 1 if it does not know the saga.
+
+    Raises:
+        Fenced: Somebody else has appended to the saga, or records of it are gone.
+    """
+    same = 0
+    for entry, body in zip(entries, bodies, strict=True):
+        if entry.n >= next_n:
+            break
+        if found.get(entry.n) != body:
+            raise _fenced(entry, "another record of that number is stored")
+        same += 1
+    if same < len(entries) and entries[same].n != next_n:
+        raise _fenced(entries[same], f"the log is at record {next_n - 1}")
+    return same
+
+
+def _fenced(entry: Entry, why: str) -> Fenced:
+    return Fenced(f"this process lost saga {entry.saga!r}: its record {entry.n} was refused, because {why}")
+
+
+class Refusals:
+    """The ownerships that were lost. One refused append refuses all later ones under the same ownership.
+
+    Otherwise a record could be accepted behind one of another owner that its writer has never seen.
+    """
+
+    def __init__(self) -> None:
+        self._errors: dict[Owned, SagaError] = {}
+
+    def refuse(self, entries: Iterable[Entry], error: SagaError) -> None:
+        """Refuse these entries, all of one saga, and all later ones of their owner."""
+        for entry in entries:
+            entry.error = error
+            self._errors.setdefault(entry.owner, error)
+
+    def of(self, entry: Entry) -> SagaError | None:
+        """Why this entry is refused; None if it is not."""
+        return self._errors.get(entry.owner)
+
+    def forget(self, owner: object) -> None:
+        """The ownership is over."""
+        if isinstance(owner, Owned):
+            self._errors.pop(owner, None)

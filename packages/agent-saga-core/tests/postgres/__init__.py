@@ -1,0 +1,1 @@
+"""The PostgreSQL log, on real servers."""

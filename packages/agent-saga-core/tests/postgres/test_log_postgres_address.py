@@ -1,0 +1,472 @@
+"""What a PostgreSQL log is opened by, what it says when it cannot be, its schema, its damage, and its upkeep."""
+
+from __future__ import annotations
+
+import json
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
+
+from agent_saga_core.cli.app import app
+from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
+from agent_saga_core.log import open_log
+from agent_saga_core.log.open import init_log
+from agent_saga_core.log.postgres import PostgresLog, init, migrate, schema
+from agent_saga_core.log.postgres.address import address_of
+from agent_saga_core.log.sql import Version
+from agent_saga_core.records import Record
+
+from .server import Proxy, fresh_schema, sql
+
+SECRET = "s3cr3t-of-Scott"
+
+
+def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
+    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
+
+
+def begin(log: PostgresLog, saga: str, *kinds: str) -> None:
+    log.claim(saga)
+    for n, kind in enumerate(("START", *kinds), 1):
+        log.flush(log.append(record(saga, n, kind)))
+
+
+def cli(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def refused(use: Callable[[], object], kind: type[Exception] = LogUnavailable) -> str:
+    """The one clear line that it is refused with; no password is in it, nor in what is printed with it."""
+    with pytest.raises(kind) as caught:
+        use()
+    said = str(caught.value)
+    assert said and "\n" not in said and len(said) < 600
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return said
+
+
+def as_user(url: str, user: str, password: str = "") -> str:
+    parts = conninfo_to_dict(url.partition("?")[0] + "?host=" + str(address_of(url).parameters["host"]))
+    login = f"{user}:{quote(password)}@" if password else f"{user}@"
+    return f"postgresql://{login}/{parts['dbname']}?{url.partition('?')[2]}"
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"postgresql://scott:{SECRET}@db.example:5433/app", "postgresql://scott@db.example:5433/app"),
+        (f"postgres://scott:{SECRET}@db.example/app?sslmode=verify-full", None),
+        (f"postgresql://scott@/app?host=/run/pg&password={SECRET}", "postgresql://scott@/app?host=/run/pg"),
+        (f"postgresql://scott@a,b/app?sslpassword={SECRET}&lease=5", "postgresql://scott@/app?host=a,b&lease=5"),
+        ("postgresql://", "postgresql:///"),
+        (f"postgresql://sc%40tt:{SECRET}%40@h/d%2Fb", "postgresql://sc%40tt@h/d%2Fb"),
+    ],
+)
+def test_an_address_is_shown_without_its_credentials_and_means_the_same(url: str, shown: str | None) -> None:
+    address = address_of(url)
+    assert SECRET not in address.url and (shown is None or address.url == shown)
+    again = address_of(address.url)
+    secrets = {"password", "sslpassword"}
+    assert again.parameters == {name: value for name, value in address.parameters.items() if name not in secrets}
+    assert (again.url, again.lease, again.schema) == (address.url, address.lease, address.schema)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql:scott:{SECRET}@h/d",
+        f"postgresql://scott:{SECRET}/x@h/d",
+        f"postgresql://scott:%{SECRET}@h/d",
+        f"postgresql://scott:{SECRET}@h:port/d",
+        f"postgresql://scott:{SECRET}@h/d?nonsense=1",
+        f"postgresql://scott:{SECRET}@h/d?schema=No-Name",
+        f"postgresql://scott:{SECRET}@h/d?lease=0",
+        f"postgresql://scott:{SECRET}@h/d?lease=soon",
+        f"postgresql://scott:{SECRET}@h/d?timeout=-1",
+        f"postgresql://scott:{SECRET}@h/d?timeout=nan",
+        f"postgresql://scott:{SECRET}@h/d?force=yes",
+        f"postgresql://scott:{SECRET}@h/d?max_result_bytes=lots",
+    ],
+)
+def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
+    refused(lambda: open_log(url), ValueError)
+    code, out, complaint = cli("log", "init", url)
+    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
+
+
+def test_the_environment_supplies_what_the_address_leaves_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = address_of(url)
+    monkeypatch.setenv("PGHOST", address.parameters["host"])
+    monkeypatch.setenv("PGUSER", address.parameters["user"])
+    monkeypatch.setenv("PGDATABASE", address.parameters["dbname"])
+    if "port" in address.parameters:
+        monkeypatch.setenv("PGPORT", address.parameters["port"])
+    log = PostgresLog(f"postgresql:///?schema={address.schema}")
+    begin(log, "s")
+    assert log.url == f"postgresql:///?schema={address.schema}"
+    other = PostgresLog(url)
+    assert other.is_live("s")
+    other.close()
+    log.close()
+
+
+def test_options_of_the_address_reach_the_log(url: str) -> None:
+    log = open_log(f"{url}&max_result_bytes=77&lease=12.5")
+    assert log.max_result_bytes == 77 and "lease=12.5" in log.url
+    again = open_log(log.url)
+    assert again.max_result_bytes == 77
+    again.close()
+    log.close()
+
+
+def test_an_id_that_no_database_holds_is_refused(opened: Callable[..., PostgresLog]) -> None:
+    log = opened()
+    for saga in ("a\0b", "\ud800"):
+        for use in (log.claim, log.read, log.is_live):
+            with pytest.raises(ValueError, match="saga id"):
+                use(saga)
+
+
+# --- what cannot be opened
+
+
+def test_a_host_that_cannot_be_reached_is_one_line(proxy: Proxy, url: str) -> None:
+    address = proxy.address(url).replace("postgresql://postgres@", f"postgresql://postgres:{SECRET}@")
+    proxy.close()
+    for use in (PostgresLog, init, migrate):
+        assert "cannot be used" in refused(lambda use=use: use(address))
+    code, out, complaint = cli("list", "--log", address)
+    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
+
+
+def test_a_log_that_was_not_initialised_is_one_line_and_is_not_made_in_passing(uri: str) -> None:
+    url = fresh_schema(uri)
+    said = refused(lambda: open_log(url))
+    assert "was not initialised" in said and "agent-saga log init" in said
+    refused(lambda: migrate(url))
+    code, out, complaint = cli("list", "--log", url)
+    assert code == 2 and out == "" and "was not initialised" in complaint
+    assert sql(url, "SELECT to_regnamespace('{s}')") == [(None,)]
+
+
+@pytest.fixture
+def guarded(mortal: Any, mortal_url: str) -> str:
+    """A log whose server wants a password of everybody but its superuser."""
+    sql(mortal_url, "DROP OWNED BY scott") if sql(
+        mortal_url, "SELECT 1 FROM pg_roles WHERE rolname = 'scott'"
+    ) else None
+    sql(mortal_url, "DROP ROLE IF EXISTS scott")
+    sql(mortal_url, f"CREATE ROLE scott LOGIN PASSWORD '{SECRET}'")
+    rules = mortal.pgdata / "pg_hba.conf"
+    if "scott" not in rules.read_text("utf-8"):
+        rules.write_text("local all scott scram-sha-256\n" + rules.read_text("utf-8"), "utf-8")
+        sql(mortal_url, "SELECT pg_reload_conf()")
+    return mortal_url
+
+
+def test_a_wrong_password_and_none_are_one_line(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql(guarded, "GRANT USAGE ON SCHEMA {s} TO scott")
+    sql(guarded, "GRANT ALL ON ALL TABLES IN SCHEMA {s} TO scott")
+    assert "password authentication failed" in refused(lambda: PostgresLog(as_user(guarded, "scott", SECRET + "x")))
+    assert "password" in refused(lambda: PostgresLog(as_user(guarded, "scott")))
+    log = PostgresLog(as_user(guarded, "scott", SECRET))
+    begin(log, "s")
+    assert SECRET not in log.url
+    monkeypatch.setenv("PGPASSWORD", SECRET)
+    again = PostgresLog(log.url)
+    assert again.is_live("s")
+    again.close()
+    log.close()
+
+
+def test_a_role_that_may_not_create_is_one_line(guarded: str) -> None:
+    fresh = fresh_schema(guarded.partition("&schema=")[0])
+    said = refused(lambda: init(as_user(fresh, "scott", SECRET)))
+    assert "permission denied" in said and "grant" in said
+    assert sql(fresh, "SELECT to_regnamespace('{s}')") == [(None,)]
+
+
+def test_a_role_that_may_not_look_or_may_not_write_is_told_so_before_any_effect(guarded: str) -> None:
+    address = as_user(guarded, "scott", SECRET)
+    assert "USAGE" in refused(lambda: PostgresLog(address))
+    sql(guarded, "GRANT USAGE ON SCHEMA {s} TO scott")
+    assert "may not be used by this role" in refused(lambda: PostgresLog(address))
+    sql(guarded, "GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO scott")
+    log = PostgresLog(address)  # enough to look
+    assert log.saga_ids() == () and log.verify().intact
+    for grant in ("INSERT, UPDATE ON {s}.saga", "INSERT, UPDATE, DELETE ON {s}.writer", "DELETE ON {s}.saga"):
+        said = refused(lambda: log.claim("s", fresh=True))
+        assert "record (INSERT)" in said and "may not be written" in said
+        sql(guarded, f"GRANT {grant} TO scott")
+    assert not log.owned("s")
+    sql(guarded, "GRANT INSERT ON {s}.record TO scott")
+    begin(log, "s")
+    log.close()
+
+
+def test_a_server_that_does_not_keep_what_it_acknowledges_is_refused_unless_forced(guarded: str) -> None:
+    sql(guarded, "GRANT USAGE ON SCHEMA {s} TO scott")
+    sql(guarded, "GRANT ALL ON ALL TABLES IN SCHEMA {s} TO scott")
+    sql(guarded, "ALTER ROLE scott SET synchronous_commit = off")
+    address = as_user(guarded, "scott", SECRET)
+    for use in (PostgresLog, init):
+        assert "synchronous_commit = off" in refused(lambda use=use: use(address))
+    PostgresLog(f"{address}&force=1").close()
+    (warning,) = init(f"{address}&force=1").warnings
+    assert "synchronous_commit" in warning
+
+
+def test_a_database_that_cannot_hold_every_id_is_refused(mortal: Any, mortal_url: str) -> None:
+    if not sql(mortal_url, "SELECT 1 FROM pg_database WHERE datname = 'ascii'"):
+        sql(mortal_url, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    assert "encoding SQL_ASCII" in refused(lambda: init(fresh_schema(mortal.get_uri(database="ascii"))))
+
+
+def test_encryption_is_asked_for_by_the_address(proxy: Proxy, url: str) -> None:
+    if sql(url, "SHOW ssl") != [("off",)]:
+        pytest.skip("this server speaks TLS, so that asking for it is not refused")
+    assert "SSL" in refused(lambda: PostgresLog(f"{proxy.address(url)}&sslmode=require"))
+
+
+# --- the schema
+
+
+NEXT = (Version(1, 1), ("CREATE TABLE {s}.shard(id text)",))
+
+
+def migrations(patch: pytest.MonkeyPatch, known: Version, *more: tuple[Version, tuple[str, ...]]) -> None:
+    patch.setattr(schema, "MIGRATIONS", (schema.MIGRATIONS[0], *more))
+    patch.setattr(schema, "SCHEMA", known)
+
+
+def test_a_newer_minor_version_is_used_and_a_newer_major_one_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = fresh_schema(uri)
+    with monkeypatch.context() as newer:
+        migrations(newer, Version(1, 1), NEXT)
+        assert init(url).version == "1.1"
+    log = PostgresLog(url)
+    begin(log, "a")
+    log.close()
+    assert migrate(url).version == "1.1"
+    sql(url, "INSERT INTO {s}.migration VALUES(2, 0)")
+    for use in (PostgresLog, init, migrate):
+        assert "schema 2.0, of a newer version" in refused(lambda use=use: use(url))
+
+
+def test_an_older_version_is_migrated_as_a_whole_or_not_at_all(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        migrations(broken, Version(1, 1), (Version(1, 1), (*NEXT[1], "CREATE TABLE {s}.shard(id text)")))
+        assert "already exists" in refused(lambda: migrate(url))
+    PostgresLog(url).close()
+    migrations(monkeypatch, Version(1, 1), NEXT)
+    for use in (PostgresLog, init):
+        assert "agent-saga log migrate" in refused(lambda use=use: use(url))
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(migrate, [url] * 4))
+    assert sorted(one.applied for one in done) == [(), (), (), ("1.1",)]
+    PostgresLog(url).close()
+
+
+def test_many_make_one_log(uri: str) -> None:
+    url = fresh_schema(uri)
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(init, [url] * 6))
+    assert sorted(one.made for one in done) == [False] * 5 + [True]
+
+
+def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str) -> None:
+    sql(url, "DELETE FROM {s}.meta")
+    refused(lambda: PostgresLog(url), LogCorrupted)
+
+
+def test_the_verbs_of_the_command_line(uri: str) -> None:
+    url = fresh_schema(uri)
+    shown = address_of(url).url
+    assert cli("log", "init", url) == (0, f"made {shown} (version 1.0)\n", "")
+    assert cli("log", "init", url)[1] == f"{shown} is a log already (version 1.0)\n"
+    assert cli("log", "migrate", url)[1] == f"{shown} is at version 1.0: nothing to migrate\n"
+    assert init_log(url).made is False
+    log = open_log(url)
+    for name, last in (("old", "COMMITTED"), ("open", "INTENT")):
+        log.claim(name)
+        log.append(record(name, 1, "START"))
+        log.append(record(name, 2, last))
+        log.release(name)
+    log.close()
+    assert cli("verify", "--log", url)[:2] == (0, "intact: 4 records\n")
+    code, done, _ = cli("compact", "--log", url, "--json")
+    assert code == 0 and json.loads(done)["sagas"] == 1
+    again = open_log(url, create=False)
+    assert again.unfinished().saga_ids == again.saga_ids() == ("open",)
+    again.close()
+
+
+# --- damage
+
+
+def spoil_a_byte(url: str, saga: str, n: int) -> None:
+    sql(
+        url,
+        "UPDATE {s}.record r SET body = set_byte(body, length(body) - 20, get_byte(body, length(body) - 20) # 1)"
+        " FROM {s}.saga s WHERE s.seq = r.saga AND s.id = %s AND r.n = %s",
+        saga,
+        n,
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda url: spoil_a_byte(url, "bad", 1),
+        lambda url: spoil_a_byte(url, "bad", 2),
+        lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 2"),
+        lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 3"),
+        lambda url: sql(url, "UPDATE {s}.saga SET next = next + 1 WHERE id = 'bad'"),
+        lambda url: sql(url, "UPDATE {s}.saga SET ended = 1 WHERE id = 'bad'"),
+        lambda url: sql(
+            url, "UPDATE {s}.record SET n = n + 10 FROM {s}.saga WHERE seq = saga AND id = 'bad' AND n = 3"
+        ),
+        lambda url: sql(
+            url,
+            "UPDATE {s}.record r SET body = o.body FROM {s}.record o, {s}.saga s, {s}.saga g WHERE r.saga = s.seq AND"
+            " o.saga = g.seq AND s.id = 'bad' AND g.id = 'good' AND r.n = 2 AND o.n = 2",
+        ),
+    ],
+    ids=["first", "byte", "middle", "last", "next", "ended", "moved", "copied"],
+)
+def test_damage_names_its_saga_and_stops_no_other(url: str, spoil: Callable[[str], object]) -> None:
+    log = PostgresLog(url)
+    for saga in ("good", "bad", "done"):
+        begin(log, saga, "INTENT", "COMMITTED" if saga == "done" else "DONE")
+        log.release(saga)
+    log.close()
+    spoil(url)
+    log = PostgresLog(url)
+    for use in (log.read, log.claim):
+        with pytest.raises(LogCorrupted, match="'bad'") as caught:
+            use("bad")
+        assert caught.value.saga_id == "bad"
+    assert not log.owned("bad") and not log.is_live("bad")
+    found = log.verify()
+    assert not found.intact and found.damage and all("bad" in (one.saga_ids or ()) for one in found.damage)
+    assert len(log.claim("good")) == 4 and len(log.read("done")) == 3
+    assert log.compact(keep_days=0).sagas == 1
+    with pytest.raises(LogCorrupted):
+        log.read("bad")  # compaction left it to be found
+    log.close()
+
+
+def test_a_row_that_is_missing_is_found_and_its_saga_named(url: str) -> None:
+    log = PostgresLog(url)
+    begin(log, "s", "INTENT")
+    sql(url, "DELETE FROM {s}.saga")
+    found = log.verify()
+    assert [one.saga_ids for one in found.damage] == [("s",)] and "'s'" in str(found.first_broken)
+    with pytest.raises(LogCorrupted):
+        log.close() if log.flush(log.append(record("s", 3))) else None
+    log.close()
+
+
+def test_an_id_that_was_changed_is_damage_under_both_names(url: str) -> None:
+    log = PostgresLog(url)
+    begin(log, "s", "INTENT")
+    log.close()
+    sql(url, "UPDATE {s}.saga SET id = 'other'")
+    log = PostgresLog(url)
+    assert {name for one in log.verify().damage for name in one.saga_ids or ()} == {"s", "other"}
+    with pytest.raises(LogCorrupted):
+        log.claim("other")
+    log.close()
+
+
+# --- upkeep
+
+
+def test_compaction_beside_writers_and_what_dead_processes_left(url: str) -> None:
+    log, other = PostgresLog(url), PostgresLog(url)
+    stop = threading.Event()
+    begun = threading.Semaphore(0)
+
+    def work(at: int) -> int:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            saga = f"{at}-{n}"
+            log.claim(saga, fresh=n % 2 == 0)
+            log.append(record(saga, 1, "START"))
+            log.flush(log.append(record(saga, 2, "COMMITTED" if n % 3 else "INTENT")))
+            log.release(saga)
+            begun.release()
+        return n
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(work, at) for at in range(3)]
+        forgotten = 0
+        try:
+            for _ in range(10):
+                for _ in range(12):
+                    assert begun.acquire(timeout=60)
+                forgotten += other.compact(keep_days=0).sagas
+        finally:
+            stop.set()
+        counts = [future.result(60) for future in futures]
+    forgotten += other.compact(keep_days=0).sagas
+    assert forgotten == sum(n - n // 3 for n in counts)
+    assert sorted(other.unfinished().saga_ids) == sorted(
+        f"{at}-{n}" for at, most in enumerate(counts) for n in range(3, most + 1, 3)
+    )
+    assert other.verify().intact
+    log.claim("never begun")
+    sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '2 days'")
+    other.compact(keep_days=0)
+    assert sql(url, "SELECT count(*) FROM {s}.saga WHERE next = 1") == [(0,)]
+    assert sql(url, "SELECT count(*) FROM {s}.writer") == [(0,)]
+    other.close()
+    log.close()
+
+
+def test_one_compaction_at_a_time(opened: Callable[..., PostgresLog], url: str) -> None:
+    log = opened()
+    begin(log, "s", "COMMITTED")
+    log.release("s")
+    with psycopg.connect("", **address_of(url).parameters) as connection:
+        connection.execute(
+            schema._sql("SELECT pg_advisory_xact_lock(hashtextextended('agent-saga compact {s}', 0))", address_of(url))
+        )
+        with pytest.raises(SagaBusy):
+            log.compact(keep_days=0)
+    assert log.compact(keep_days=0).sagas == 1
+
+
+def test_ten_thousand_unfinished_sagas_are_found_beside_ten_thousand_that_ended(
+    opened: Callable[..., PostgresLog], url: str
+) -> None:
+    log = opened()
+    ids = [f"saga-{at}" for at in range(20_000)]
+    ticket = 0
+    for at, saga in enumerate(ids):
+        log.claim(saga, fresh=True)
+        log.append(record(saga, 1, "START"))
+        ticket = log.append(record(saga, 2, "COMMITTED" if at % 2 else "INTENT"))
+    log.flush(ticket)
+    assert list(log.unfinished().saga_ids) == ids[::2]
+    assert list(log.saga_ids()) == ids
+    told: list[int] = []
+    assert log.verify(told.append).records == 40_000 and told == [10_000, 20_000, 30_000, 40_000]
+    sql(url, "UPDATE {s}.saga SET ended = 1, owner = NULL WHERE id <> 'saga-0'")
+    sql(url, "VACUUM ANALYZE {s}.saga")
+    plan = sql(url, "EXPLAIN SELECT seq FROM {s}.saga WHERE ended IS NULL")
+    assert any("saga_open" in line for (line,) in plan), plan
+    log.close()
