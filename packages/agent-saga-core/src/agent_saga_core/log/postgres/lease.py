@@ -184,6 +184,13 @@ class Heart:
         self._stopped = True
         self._wake.set()
 
+    def abandon(self) -> None:
+        """In a forked child: be still. What a thread of the parent held at that moment is held here for ever."""
+        self._stopped = True
+        self._wake = threading.Event()
+        self._writers = {}
+        self._chores = {}
+
     def retire(self) -> None:
         """Give everything back at once: the sagas of a writer that is not there are free.
 
