@@ -128,6 +128,29 @@ def test_the_final_record_whose_answer_is_lost_is_success_even_if_the_saga_was_c
     log.close()
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_what_was_stored_and_then_taken_over_is_no_reason_to_act(proxy: Proxy, url: str, final: bool) -> None:
+    log, other = PostgresLog(proxy.address(url)), PostgresLog(url)
+    begin(log, "s")
+    ticket = log.append(record("s", 2, "COMMITTED" if final else "INTENT"))
+    proxy.lose_the_answer(b".record(", and_stay_away=True)
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(log.flush, ticket)
+        assert proxy.lost.wait(BOUND)
+        sql(url, "UPDATE {s}.saga SET owner = NULL")
+        found = other.claim("s")
+        proxy.come_back()
+        if final:
+            flushed.result(BOUND)  # it is so, whoever looks at it now
+        else:
+            with pytest.raises(Fenced):
+                flushed.result(BOUND)
+    assert [str(one.type) for one in found] == (["START", "COMMITTED"] if final else ["START", "INTENT", "CLAIM"])
+    assert other.read("s") == found
+    log.close()
+    other.close()
+
+
 def test_no_step_of_a_real_saga_is_done_twice_when_every_third_answer_is_lost(proxy: Proxy, url: str) -> None:
     log = PostgresLog(proxy.address(url))
     done: list[int] = []
