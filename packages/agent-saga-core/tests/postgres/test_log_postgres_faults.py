@@ -269,7 +269,8 @@ def test_a_log_opened_while_the_server_is_down_says_so_and_works_when_it_is_up(m
             PostgresLog(mortal_url)
         assert "\n" not in str(caught.value)
     finally:
-        control(mortal, "-o", '-h ""', "-o", f"-k {mortal.pgdata}", "-l", str(mortal.log), "start")
+        place = conninfo_to_dict(mortal.get_uri())["host"]
+        control(mortal, "-o", '-h ""', "-o", f"-k {place}", "-l", str(mortal.log), "start")
     log = PostgresLog(mortal_url)
     begin(log, "s")
     log.close()
