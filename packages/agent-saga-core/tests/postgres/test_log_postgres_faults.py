@@ -342,6 +342,26 @@ def test_a_lease_that_runs_is_respected_and_one_that_ran_out_is_not(opened: Call
     assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(1,)]
 
 
+def test_a_lease_that_is_renewed_in_the_moment_of_the_claim_holds(
+    opened: Callable[..., PostgresLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(url)
+    change = other._ownership._change
+
+    def late(*given: Any, **more: Any) -> bool:
+        assert log._heart.still(log._heart._current)
+        return change(*given, **more)
+
+    monkeypatch.setattr(other._ownership, "_change", late)
+    with pytest.raises(SagaBusy):
+        other.claim("s")
+    log.flush(log.append(record("s", 2)))
+    assert [str(one.type) for one in other.read("s")] == ["START", "INTENT"]
+    assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(0,)]
+
+
 def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Callable[..., PostgresLog]) -> None:
     log, other = opened(lease=0.5), opened()
     begin(log, "s")
