@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agent_saga_core import ActionSemantics, saga_scope
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log.postgres import PostgresLog, connection, init
+from agent_saga_core.log.postgres import PostgresLog, connection, init, lease
 from agent_saga_core.records import Record
 
 from .server import Proxy, control, fresh_schema, server_of_its_own, sql, standby_of
@@ -360,6 +360,39 @@ def test_a_lease_that_is_renewed_in_the_moment_of_the_claim_holds(
     log.flush(log.append(record("s", 2)))
     assert [str(one.type) for one in other.read("s")] == ["START", "INTENT"]
     assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(0,)]
+
+
+def test_a_record_that_comes_in_the_moment_of_the_claim_is_before_it(
+    opened: Callable[..., PostgresLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(url)
+    change = other._ownership._change
+    late = [log.append(record("s", 2))]
+
+    def after_it(*given: Any, **more: Any) -> bool:
+        if late:
+            log._flush(late.pop())
+        return change(*given, **more)
+
+    monkeypatch.setattr(other._ownership, "_change", after_it)
+    assert [str(one.type) for one in other.claim("s")] == ["START", "INTENT", "CLAIM"]
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 3)))
+    assert other.verify().records == 3
+
+
+def test_the_owner_counts_its_lease_shorter_than_the_server_does(opened: Callable[..., PostgresLog], url: str) -> None:
+    log = opened(lease=20)
+    begin(log, "s")
+    writer = log._heart._current
+    for renew in (lambda: True, lambda: log._heart.still(writer), lambda: log._heart.still(writer)):
+        assert renew()
+        mine = writer.until - lease.now()
+        ((servers,),) = sql(url, "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 FROM {s}.writer")
+        assert mine <= 18.0  # a tenth is left unused
+        assert lease.now() + servers > writer.until + 1.0
 
 
 def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Callable[..., PostgresLog]) -> None:
