@@ -227,6 +227,23 @@ def test_a_saga_given_up_while_the_server_was_away_can_be_claimed_here_again(pro
     log.close()
 
 
+def test_what_was_to_be_given_up_later_is_not_taken_from_who_claimed_it_since(proxy: Proxy, url: str) -> None:
+    log = PostgresLog(proxy.address(url))
+    log.claim("s")  # nothing is begun, so the next claim has the same epoch
+    heart = log._heart
+    heart.stop()
+    heart._thread.join(BOUND)
+    proxy.go_away()
+    log.release("s")
+    assert heart._chores
+    proxy.come_back()
+    assert log.claim("s") == ()
+    assert heart._beat()
+    log.flush(log.append(record("s", 1, "START")))
+    heart._disconnect()
+    log.close()
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_that_is_restarted_in_mid_work_loses_and_repeats_nothing(
     mortal: Any, mortal_url: str, mode: str

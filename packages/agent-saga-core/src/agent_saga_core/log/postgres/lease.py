@@ -175,9 +175,9 @@ class Heart:
         self._chores[key] = chore
         self._wake.set()
 
-    def called_off(self, key: object) -> Callable[[Connection], object] | None:
+    def called_off(self, key: object) -> None:
         """Take back what was to be done later."""
-        return self._chores.pop(key, None)
+        self._chores.pop(key, None)
 
     def stop(self) -> None:
         """Keep nothing alive any more."""
