@@ -83,7 +83,7 @@ class Proxy:
     def __init__(self, uri: str) -> None:
         self._target = {name: str(value) for name, value in conninfo_to_dict(uri).items() if value is not None}
         self._marker: bytes | None = None
-        self._away = False
+        self._away = self._stay_away = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.lost = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -95,9 +95,10 @@ class Proxy:
         own = "&".join(part for part in url.partition("?")[2].split("&") if not part.startswith("host="))
         return f"postgresql://{user}@127.0.0.1:{self._listener.getsockname()[1]}/{name}?{own}"
 
-    def lose_the_answer(self, marker: bytes) -> None:
+    def lose_the_answer(self, marker: bytes, *, and_stay_away: bool = False) -> None:
         """The next statement that holds `marker` reaches the server, and what it answers reaches nobody."""
         self.lost.clear()
+        self._stay_away = and_stay_away
         self._marker = marker
 
     def go_away(self) -> None:
@@ -152,6 +153,8 @@ class Proxy:
     def _answers(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
         for data in _received(pair[1]):
             if doomed.is_set():  # the statement has been committed, or the server would not say a word yet
+                if self._stay_away:
+                    self.go_away()
                 _cut(pair)
                 self.lost.set()
                 return

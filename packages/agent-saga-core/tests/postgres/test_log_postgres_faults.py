@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agent_saga_core import ActionSemantics, saga_scope
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log.postgres import PostgresLog, connection, init
+from agent_saga_core.log.postgres import PostgresLog, connection, init, lease
 from agent_saga_core.records import Record
 
 from .server import Proxy, control, fresh_schema, server_of_its_own, sql, standby_of
@@ -128,6 +128,29 @@ def test_the_final_record_whose_answer_is_lost_is_success_even_if_the_saga_was_c
     log.close()
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_what_was_stored_and_then_taken_over_is_no_reason_to_act(proxy: Proxy, url: str, final: bool) -> None:
+    log, other = PostgresLog(proxy.address(url)), PostgresLog(url)
+    begin(log, "s")
+    ticket = log.append(record("s", 2, "COMMITTED" if final else "INTENT"))
+    proxy.lose_the_answer(b".record(", and_stay_away=True)
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(log.flush, ticket)
+        assert proxy.lost.wait(BOUND)
+        sql(url, "UPDATE {s}.saga SET owner = NULL")
+        found = other.claim("s")
+        proxy.come_back()
+        if final:
+            flushed.result(BOUND)  # it is so, whoever looks at it now
+        else:
+            with pytest.raises(Fenced):
+                flushed.result(BOUND)
+    assert [str(one.type) for one in found] == (["START", "COMMITTED"] if final else ["START", "INTENT", "CLAIM"])
+    assert other.read("s") == found
+    log.close()
+    other.close()
+
+
 def test_no_step_of_a_real_saga_is_done_twice_when_every_third_answer_is_lost(proxy: Proxy, url: str) -> None:
     log = PostgresLog(proxy.address(url))
     done: list[int] = []
@@ -204,6 +227,23 @@ def test_a_saga_given_up_while_the_server_was_away_can_be_claimed_here_again(pro
     log.close()
 
 
+def test_what_was_to_be_given_up_later_is_not_taken_from_who_claimed_it_since(proxy: Proxy, url: str) -> None:
+    log = PostgresLog(proxy.address(url))
+    log.claim("s")  # nothing is begun, so the next claim has the same epoch
+    heart = log._heart
+    heart.stop()
+    heart._thread.join(BOUND)
+    proxy.go_away()
+    log.release("s")
+    assert heart._chores
+    proxy.come_back()
+    assert log.claim("s") == ()
+    assert heart._beat()
+    log.flush(log.append(record("s", 1, "START")))
+    heart._disconnect()
+    log.close()
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_that_is_restarted_in_mid_work_loses_and_repeats_nothing(
     mortal: Any, mortal_url: str, mode: str
@@ -246,7 +286,8 @@ def test_a_log_opened_while_the_server_is_down_says_so_and_works_when_it_is_up(m
             PostgresLog(mortal_url)
         assert "\n" not in str(caught.value)
     finally:
-        control(mortal, "-o", '-h ""', "-o", f"-k {mortal.pgdata}", "-l", str(mortal.log), "start")
+        place = conninfo_to_dict(mortal.get_uri())["host"]
+        control(mortal, "-o", '-h ""', "-o", f"-k {place}", "-l", str(mortal.log), "start")
     log = PostgresLog(mortal_url)
     begin(log, "s")
     log.close()
@@ -316,6 +357,59 @@ def test_a_lease_that_runs_is_respected_and_one_that_ran_out_is_not(opened: Call
     wait_for(lambda: not other.is_live("s"))
     assert other.claim("s")[-1].type == "CLAIM"
     assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(1,)]
+
+
+def test_a_lease_that_is_renewed_in_the_moment_of_the_claim_holds(
+    opened: Callable[..., PostgresLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(url)
+    change = other._ownership._change
+
+    def late(*given: Any, **more: Any) -> bool:
+        assert log._heart.still(log._heart._current)
+        return change(*given, **more)
+
+    monkeypatch.setattr(other._ownership, "_change", late)
+    with pytest.raises(SagaBusy):
+        other.claim("s")
+    log.flush(log.append(record("s", 2)))
+    assert [str(one.type) for one in other.read("s")] == ["START", "INTENT"]
+    assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(0,)]
+
+
+def test_a_record_that_comes_in_the_moment_of_the_claim_is_before_it(
+    opened: Callable[..., PostgresLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(url)
+    change = other._ownership._change
+    late = [log.append(record("s", 2))]
+
+    def after_it(*given: Any, **more: Any) -> bool:
+        if late:
+            log._flush(late.pop())
+        return change(*given, **more)
+
+    monkeypatch.setattr(other._ownership, "_change", after_it)
+    assert [str(one.type) for one in other.claim("s")] == ["START", "INTENT", "CLAIM"]
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 3)))
+    assert other.verify().records == 3
+
+
+def test_the_owner_counts_its_lease_shorter_than_the_server_does(opened: Callable[..., PostgresLog], url: str) -> None:
+    log = opened(lease=20)
+    begin(log, "s")
+    writer = log._heart._current
+    for renew in (lambda: True, lambda: log._heart.still(writer), lambda: log._heart.still(writer)):
+        assert renew()
+        mine = writer.until - lease.now()
+        ((servers,),) = sql(url, "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 FROM {s}.writer")
+        assert mine <= 18.0  # a tenth is left unused
+        assert lease.now() + servers > writer.until + 1.0
 
 
 def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Callable[..., PostgresLog]) -> None:

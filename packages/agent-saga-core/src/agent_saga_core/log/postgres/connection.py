@@ -37,10 +37,10 @@ _inherited: list[object] = []  # connections of a parent: closing one in the chi
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """One that ends quietly where an interrupt has lost it, and never in a child of the process that made it."""
 
-    _made_by: int = -1
+    made_by: int = -1
 
-    def __del__(self) -> None:
-        if self._made_by == os.getpid():
+    def __del__(self, __warn: object = None) -> None:
+        if self.made_by == os.getpid():
             with suppress(psycopg.Error, OSError):
                 self.pgconn.finish()
 
@@ -68,7 +68,7 @@ class Server:
         """
         given: dict[str, Any] = {**self.address.parameters, **parameters}
         made = _Connection.connect("", autocommit=True, prepare_threshold=None, **given)
-        made._made_by = os.getpid()
+        made.made_by = os.getpid()
         self._all.add(made)
         return made
 

@@ -175,14 +175,21 @@ class Heart:
         self._chores[key] = chore
         self._wake.set()
 
-    def called_off(self, key: object) -> Callable[[Connection], object] | None:
+    def called_off(self, key: object) -> None:
         """Take back what was to be done later."""
-        return self._chores.pop(key, None)
+        self._chores.pop(key, None)
 
     def stop(self) -> None:
         """Keep nothing alive any more."""
         self._stopped = True
         self._wake.set()
+
+    def abandon(self) -> None:
+        """In a forked child: be still. What a thread of the parent held at that moment is held here for ever."""
+        self._stopped = True
+        self._wake = threading.Event()
+        self._writers = {}
+        self._chores = {}
 
     def retire(self) -> None:
         """Give everything back at once: the sagas of a writer that is not there are free.

@@ -94,7 +94,9 @@ class PostgresLog(GroupCommitLog[RowBatch]):
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`: whether the lease of its owner runs."""
         self._check_readable()
-        return saga_id in self._owned or is_live(self._server, _fit(saga_id))
+        owner = self._owned.get(saga_id)
+        holding = None if owner is None else self._holdings.get(owner)
+        return (holding is not None and holding.writer.good()) or is_live(self._server, _fit(saga_id))
 
     def saga_ids(self) -> tuple[str, ...]:
         """See `Log.saga_ids`."""
@@ -241,7 +243,7 @@ class PostgresLog(GroupCommitLog[RowBatch]):
 
     def abandon(self) -> None:
         """See `GroupCommitLog.abandon`."""
-        self._heart.stop()
+        self._heart.abandon()
         self._held.clear()
         self._holdings.clear()
         self._server.abandon()

@@ -82,9 +82,7 @@ class Ownership:
             LogCorrupted: Damage concerns it. It is not owned.
             LogUnavailable: The server cannot be reached, or refuses.
         """
-        chore = self._heart.called_off(saga_id)
-        if chore is not None:  # it was given up while the server was away, and that must not happen later
-            self._server.run(chore)
+        self._heart.called_off(saga_id)  # it was given up while the server was away, and must not be from now on
         for _ in range(_TRIES):
             rows = self._server.run(lambda connection: rows_of(connection, self._server.address.schema, saga_id))
             taken = self._take(saga_id, holding, rows, clock)
