@@ -11,6 +11,7 @@ from llama_index.core.agent.workflow import ToolCallResult
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import (
     Context,
+    Event,
     HumanResponseEvent,
     InputRequiredEvent,
     StartEvent,
@@ -366,6 +367,51 @@ async def test_a_workflow_that_waits_is_suspended_and_goes_on(till: Till, log: M
     assert [step.tool for step in read_saga(log, "s").steps] == ["charge", "charge"]
 
 
+class Another(Event):
+    """An event that no step of the tests takes."""
+
+
+class Both(Workflow):
+    """Asks two persons, and needs both answers."""
+
+    def __init__(self, charge: Any) -> None:
+        super().__init__(timeout=None)
+        self.charge = charge
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> InputRequiredEvent:
+        self.charge(1)
+        ctx.write_event_to_stream(InputRequiredEvent(prefix="you?"))
+        return InputRequiredEvent(prefix="and you?")
+
+    @step
+    async def end(self, ctx: Context, ev: HumanResponseEvent) -> StopEvent | None:
+        both = ctx.collect_events(ev, [HumanResponseEvent] * 2)
+        return StopEvent(result=[one.response for one in both]) if both else None
+
+
+@pytest.mark.parametrize("kind", [Approving, Choosing])
+@bounded
+async def test_an_answer_that_nothing_takes_leaves_the_run_suspended(till: Till, log: MemoryLog, kind: Any) -> None:
+    charge = saga_tool(**BY_RESULT)(till.function())
+    waiting = await asaga_run(kind(charge), saga_id="s", log=log)
+    waiting = await asaga_run(kind(charge), waiting, Another(), log=log)
+    assert isinstance(waiting, SuspendedRun) and status(log) is SagaStatus.SUSPENDED
+    answer = HumanResponseEvent(response="yes", to="me")
+    assert await asaga_run(kind(charge), waiting, Another(), answer, log=log) == "yes"
+    assert till.acts == [("charge", 1), ("charge", 2)] and status(log) is SagaStatus.COMMITTED
+
+
+@bounded
+async def test_a_run_that_needs_more_than_one_answer_is_suspended_until_it_has_them(till: Till, log: MemoryLog) -> None:
+    charge = saga_tool(**BY_RESULT)(till.function())
+    waiting = await asaga_run(Both(charge), saga_id="s", log=log)
+    waiting = await asaga_run(Both(charge), waiting, YES, log=log)
+    assert isinstance(waiting, SuspendedRun) and status(log) is SagaStatus.SUSPENDED
+    assert await asaga_run(Both(charge), waiting, YES, log=log) == ["yes", "yes"]
+    assert till.acts == [("charge", 1)] and status(log) is SagaStatus.COMMITTED
+
+
 @bounded
 async def test_a_run_inside_of_a_saga_suspends_that_saga(till: Till, log: MemoryLog) -> None:
     tools = [charge_tool(till), asking_tool()]
@@ -478,6 +524,26 @@ async def test_a_stream_that_waits_is_suspended_and_goes_on_elsewhere(till: Till
     rest = [event async for event in resumed]
     assert isinstance(rest[-1], StopEvent) and str(resumed.result) == "bye"
     assert till.acts == [("charge", 1)] and status(log) is SagaStatus.COMMITTED
+
+
+@bounded
+async def test_a_stream_is_closed_while_another_task_reads_it(till: Till, log: MemoryLog) -> None:
+    started = asyncio.Event()
+
+    async def hang(_amount: int) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    till.on = hang
+    running = agent([charge_tool(till, is_async=True, **BY_AMOUNT)], saying(call("charge", amount=1)))
+    stream = asaga_stream(running, "go", saga_id="s", log=log)
+    reader = asyncio.create_task(read(stream))
+    await started.wait()
+    await stream.aclose()
+    with pytest.raises(WorkflowCancelledByUser):
+        await reader
+    assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
+    assert stream.handler.is_done() and asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @bounded

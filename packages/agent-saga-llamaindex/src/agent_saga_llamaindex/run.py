@@ -117,10 +117,10 @@ async def _heard(run: Run, suspends: bool, deadline: float | None) -> Any:
                 context = run.waiting_context() if isinstance(event, WorkflowIdleEvent) else None
                 if context is not None:
                     return await run.suspend(context, deadline)
-    elif run.answers:  # still: they are given at the first rest
+    elif run.answers:  # still: they are given whenever it has come to rest
         async with aclosing(run.events()) as events:
-            while run.answers:
-                await anext(events)
+            while run.answers and await anext(events, None) is not None:
+                pass
     return await run.result()
 
 
@@ -144,6 +144,8 @@ class Run:
         self.state = state_of(args[0]) if args else None
         self.answers: list[Any] = []
         self.asked: list[Event] = []
+        self.asks = self.state is not None
+        """Whether it has asked somebody outside, ever: an answer may be one of several, or one that nothing takes."""
         self.at_rest = False
         """Whether nothing has happened since the run last had nothing to do."""
         self.running: RunScope | None = None
@@ -209,16 +211,17 @@ class Run:
         return handler
 
     def answer(self) -> None:
-        """Give the answers that the run was resumed with."""
-        for answer in self.answers:
-            self.send(answer)
-        self.answers = []
+        """Give the next of the answers that the run was resumed with.
+
+        One at a time: a run comes to rest after one that nothing takes, and all that it does not know by then is lost.
+        """
+        if self.answers:
+            self.send(self.answers.pop(0))
 
     def send(self, event: Event, step: str | None = None) -> None:
         """Send an event into the run."""
         self.at_rest = False
         self.asked = []
-        self.state = None  # it does not wait for what it was suspended for any more
         self.handler.ctx.send_event(event, step)
 
     @property
@@ -234,6 +237,7 @@ class Run:
             self.at_rest = isinstance(event, WorkflowIdleEvent)
             if isinstance(event, InputRequiredEvent):
                 self.asked.append(event)
+                self.asks = True
             if self.at_rest and self.answers:
                 self.answer()
             else:
@@ -257,7 +261,7 @@ class Run:
         workers = _workers(context)
         if any(worker.get("queue") or worker.get("in_progress") for worker in workers):
             return None
-        asks = self.asked or self.state is not None or any(worker.get("collected_waiters") for worker in workers)
+        asks = self.asks or any(worker.get("collected_waiters") for worker in workers)
         return context if asks else None
 
     async def suspend(self, context: dict[str, Any], deadline: float | None = None) -> SuspendedRun:

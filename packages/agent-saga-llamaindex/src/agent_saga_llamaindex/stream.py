@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
@@ -63,6 +64,18 @@ class WorkflowStream(AsyncSagaStream[Event]):
         self._result: Any = None
         self._ended = False
         self._heard: AsyncGenerator[Event] | None = None
+        self._reading = asyncio.Lock()
+
+    async def __anext__(self) -> Event:
+        async with self._reading:
+            return await super().__anext__()
+
+    async def aclose(self) -> None:
+        """End the run here: cancel it and roll the saga back, also while another task waits for the next event."""
+        if self._reading.locked():  # that task then hears that the run was cancelled
+            await self._run.stop()
+        async with self._reading:
+            await super().aclose()
 
     @property
     def handler(self) -> WorkflowHandler:
