@@ -219,7 +219,8 @@ def _status(kept: Log | str | None, saga_id: str) -> Look[SagaStatus]:
     except SagaNotFound as missing:
         raise SagaNotFound(
             f"The thread belongs to saga {saga_id!r}, which this log does not hold ({missing}). "
-            "Pass the log that the saga was begun with.",
+            "Pass the log that the saga was begun with. If its process died before it had done anything, begin anew "
+            "with new input.",
             saga_id=saga_id,
         ) from None
     return status
