@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from agent_saga_core import (
     RollbackIncomplete,
     SagaAborted,
     SagaBusy,
+    SagaNotFound,
     SagaNotRunning,
     SagaStatus,
     StepStatus,
@@ -470,6 +471,21 @@ async def test_an_answer_is_given_to_a_run_that_then_waits_in_process(till: Till
     answer = HumanResponseEvent(response="yes", to="me")
     assert await asaga_run(Choosing(charge), waiting, answer, log=log, on_wait="wait") == "yes"
     assert till.charged == [1, 2]
+
+
+@bounded
+async def test_a_suspended_run_does_not_go_on_in_a_log_that_does_not_hold_it(till: Till, log: MemoryLog) -> None:
+    tools = [charge_tool(till), asking_tool()]
+    said = saying([("a", "charge", {"amount": 1}), ("b", "confirm", {"question": "?"})])
+    waiting = await asaga_run(agent(tools, said), "go", saga_id="s", log=log)
+    with closing(MemoryLog()) as other:
+        with pytest.raises(SagaNotFound):
+            await asaga_run(agent(tools, said), waiting, YES, log=other)
+        with pytest.raises(SagaNotFound):
+            await read(asaga_stream(agent(tools, said), waiting, YES, log=other))
+        assert not other.read("s"), "and nothing was opened there"
+    assert str(await asaga_run(agent(tools, said), waiting, YES, log=log)) == "done"
+    assert till.acts == [("charge", 1)] and status(log) is SagaStatus.COMMITTED
 
 
 @bounded

@@ -13,9 +13,10 @@ from workflows.errors import WorkflowCancelledByUser
 from workflows.events import Event, InputRequiredEvent, WorkflowIdleEvent
 from workflows.handler import WorkflowHandler
 
-from agent_saga_core import current_saga, current_step, saga_scope
+from agent_saga_core import current_saga, current_step, read_saga, saga_scope
 from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
+from agent_saga_core.logs import shared_log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import covered
 from agent_saga_llamaindex.inside import UNTOLD, names_work
@@ -72,6 +73,7 @@ async def asaga_run(
     Raises:
         SagaAborted: The run ended, and its saga could not commit.
         RollbackIncomplete: Something may be left, and is named.
+        SagaNotFound: The log holds no saga of the suspended run.
         SagaBusy: Somebody else owns the saga; or the run waits for a person inside of a tool's call.
         DeclarationError: A suspended run is given with something else than events; or the installed workflows are
             too old, or too new, to tell one call from another.
@@ -85,6 +87,7 @@ async def asaga_run(
             'Write for example: saga_run(workflow, state, HumanResponseEvent(response="yes")).'
         )
     scope = run.scope(log, name, on_failure, approve, drain_timeout, metadata)
+    await run.find(log)
     result: Any = None
     async with scope as saga:
         with run.around(saga):
@@ -187,6 +190,15 @@ class Run:
         saga.frame = WorkflowFrame()
         self.within = current_saga()
         return saga
+
+    async def find(self, log: Log | str | None) -> None:
+        """Make sure that a suspended run goes on in its saga: in another log it would be a new one, and act again.
+
+        Raises:
+            SagaNotFound: The log holds no such saga; nothing was opened or called.
+        """
+        if self.state is not None and self.saga_id is not None and self.within is None:
+            await asyncio.to_thread(read_saga, shared_log(log), self.saga_id)
 
     def around(self, saga: Saga) -> AbstractContextManager[Any]:
         """Bind the tools that can be seen to the saga."""

@@ -52,15 +52,16 @@ def asaga_stream(
         **kwargs: What `run` takes by name.
     """
     run = Run(workflow, args, kwargs, saga_id)
-    return WorkflowStream(run, run.scope(log, name, on_failure, approve, drain_timeout, metadata))
+    return WorkflowStream(run, run.scope(log, name, on_failure, approve, drain_timeout, metadata), log)
 
 
 class WorkflowStream(AsyncSagaStream[Event]):
     """The events of one run. Made by `asaga_stream`."""
 
-    def __init__(self, run: Run, scope: Any) -> None:
+    def __init__(self, run: Run, scope: Any, log: Log | str | None) -> None:
         super().__init__(scope, self._events, around=run.around)
         self._run = run
+        self._log = log
         self._result: Any = None
         self._ended = False
         self._heard: AsyncGenerator[Event] | None = None
@@ -68,6 +69,8 @@ class WorkflowStream(AsyncSagaStream[Event]):
 
     async def __anext__(self) -> Event:
         async with self._reading:
+            if not (self._opened or self._over):
+                await self._run.find(self._log)
             return await super().__anext__()
 
     async def aclose(self) -> None:
