@@ -22,7 +22,7 @@ from agent_saga_langchain.places import current_task
 from agent_saga_langgraph.approvals import Gate
 from agent_saga_langgraph.looking import Look, Read, alook, look
 from agent_saga_langgraph.scope import graph_scope
-from agent_saga_langgraph.thread import Standing, own_head, paused, stand
+from agent_saga_langgraph.thread import Standing, own_head, paused, stand, unbound
 from agent_saga_langgraph.walk import Inside, inside
 
 __all__ = ["ORPHAN_AFTER", "asaga_run", "asaga_stream", "saga_run", "saga_stream"]
@@ -98,7 +98,7 @@ def saga_run(
         with saga, run.binding(saga):
             look(run.check(saga))
             try:
-                result = graph.invoke(input, run.config(saga), **run.kwargs)
+                result = run.graph.invoke(input, run.config(saga), **run.kwargs)
             except Exception as error:
                 look(run.stopped(saga, error))
                 raise
@@ -133,7 +133,7 @@ async def asaga_run(
             with run.binding(saga):
                 await alook(run.check(saga))
                 try:
-                    result = await graph.ainvoke(input, run.config(saga), **run.kwargs)
+                    result = await run.graph.ainvoke(input, run.config(saga), **run.kwargs)
                 except Exception as error:
                     await alook(run.stopped(saga, error))
                     raise
@@ -322,9 +322,8 @@ class _Run:
         metadata: Mapping[str, Any] | None,
         kwargs: dict[str, Any],
     ) -> None:
-        self.graph = graph
+        self.graph, self.given_config = unbound(graph, config)
         self.input = given
-        self.given_config = config
         self.saga_id = saga_id
         self.log = log
         self.options = scope
