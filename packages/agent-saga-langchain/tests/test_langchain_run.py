@@ -253,6 +253,28 @@ def test_callbacks_of_the_run_around_are_heard_and_nothing_else_is_handed_on_for
     assert manager.handlers == [] and manager.inheritable_handlers == [own], "what is the caller's stays as it was"
 
 
+def test_the_last_refusal_of_a_plain_function_passes_through_langgraph_too(world, log):
+    @saga_tool(**BY_RESULT)
+    def pay(item: str) -> str:
+        world.done.append(item)
+        return item
+
+    heard: list[bool] = []
+
+    def act(item: str) -> None:
+        saga = current_saga()
+        assert saga is not None
+        saga.abort("no")
+        for _ in range(REFUSALS):
+            with pytest.raises(SagaAborted) as refused:
+                pay(item)
+            heard.append(isinstance(refused.value, GraphBubbleUp))
+
+    with pytest.raises(SagaAborted):
+        saga_run(RunnableLambda(act), "a", log=log)
+    assert heard == [False] * (REFUSALS - 1) + [True] and world.done == []
+
+
 # --- interrupts
 
 
@@ -475,10 +497,13 @@ def test_a_chain_in_which_a_graph_waits_is_suspended(way, world, log, pay, say):
     assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.standing == ["a", "b yes"]
 
 
+NAMED = ["bound", "bound twice", "bound over surroundings", "surroundings", "retried", "given over bound"]
+
+
 @pytest.mark.promise("no-silent-commit")
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
 @pytest.mark.parametrize("stops", [True, False])
-@pytest.mark.parametrize("named", ["bound", "bound over surroundings", "surroundings", "retried", "given over bound"])
+@pytest.mark.parametrize("named", NAMED)
 def test_where_the_state_of_a_run_is_kept_is_found_however_its_thread_is_named(named, stops, way, world, log, pay, say):
     """A run whose thread is not in the config that it is given is asked about all the same, and about no other."""
     saver, other = InMemorySaver(), {"configurable": {"thread_id": "other"}}
@@ -493,6 +518,8 @@ def test_where_the_state_of_a_run_is_kept_is_found_however_its_thread_is_named(n
         agent, config = agent.with_retry(), THREAD
     elif named == "given over bound":
         agent, config = agent.with_config(other), THREAD
+    elif named == "bound twice":
+        agent = agent.with_config(other).bind().with_config(THREAD)
     elif named == "surroundings":
         around = THREAD
     else:

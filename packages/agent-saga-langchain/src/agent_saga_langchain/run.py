@@ -378,13 +378,13 @@ def _with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -
 
     A config without callbacks means those of the run around this one, which naming a callback would silence.
     """
-    found: Any = ensure_config(config).get("callbacks")
+    found: Any = ensure_config(config).get("callbacks")  # a copy
     if found is None:
         callbacks: Any = [handler]
     elif isinstance(found, list):
         callbacks = [*cast("list[Any]", found), handler]
     else:
-        callbacks = found.copy()
+        callbacks = found
         callbacks.add_handler(handler, inherit=True)
     return {**(config or {}), "callbacks": callbacks}
 

@@ -81,9 +81,7 @@ def kept_graphs_in(found: Any, bound: Mapping[str, Any] | None = None) -> list[t
     bound = {**(own or {}), **(bound or {})}
     if isinstance(found, RunnableBindingBase):
         return kept_graphs_in(cast("RunnableBindingBase[Any, Any]", found).bound, bound)
-    checkpointer = getattr(found, "checkpointer", None)
-    # True means that of the graph around it.
-    return [(found, bound)] if checkpointer and checkpointer is not True and hasattr(found, "get_state") else []
+    return [(found, bound)] if getattr(found, "checkpointer", None) and hasattr(found, "get_state") else []
 
 
 # --- entries
