@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import warnings
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -584,3 +585,29 @@ async def test_a_failed_stream_raises_what_the_run_raises(till: Till, log: Memor
     with pytest.raises(WorkflowTimeoutError):
         await read(stream)
     assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
+
+
+@bounded
+async def test_a_run_that_waits_and_cannot_be_stored_whole_is_not_suspended(
+    till: Till, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class UnserializableKeyWarning(Warning):
+        pass
+
+    whole = Context.to_dict
+
+    def to_dict(self: Context, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn("skipping key: memory", UnserializableKeyWarning, stacklevel=2)
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(Context, "to_dict", to_dict)
+
+    async def ask(ctx: Context, question: str) -> str:
+        """Ask a person."""
+        await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(prefix=question))
+        return "yes"
+
+    tools = [FunctionTool.from_defaults(ask)]
+    with pytest.raises(DeclarationError, match="memory"):
+        await asaga_run(agent(tools, saying(call("ask", question="?"))), "go", saga_id="s", log=log)
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK

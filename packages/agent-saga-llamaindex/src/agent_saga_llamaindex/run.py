@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Literal, cast
@@ -269,11 +270,19 @@ class Run:
 
     def waiting_context(self) -> dict[str, Any] | None:
         """The run's context, if only an answer from outside takes it on: it asked for one, and nothing is at work."""
-        context = self.handler.ctx.to_dict()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            context = self.handler.ctx.to_dict()
+        lost = [str(one.message) for one in said if "Unserializable" in one.category.__name__]
         workers = _workers(context)
         if any(worker.get("queue") or worker.get("in_progress") for worker in workers):
             return None
         asks = self.asks or any(worker.get("collected_waiters") for worker in workers)
+        if asks and lost:
+            raise DeclarationError(
+                f"The run waits for an answer, and its context cannot be stored whole, so that it could not go on "
+                f"({'; '.join(lost)}). Answer in this process (on_wait='wait'), or keep such values out of the context."
+            )
         return context if asks else None
 
     async def suspend(self, context: dict[str, Any], deadline: float | None = None) -> SuspendedRun:
