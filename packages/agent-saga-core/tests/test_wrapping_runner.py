@@ -205,6 +205,8 @@ def test_a_savepoint_of_a_body_that_runs_again_has_the_calls_that_are_met_in_it(
 class Paper:
     """A frame: every call is made at a place of its own kind, may pause, and asks the frame."""
 
+    pauses = (Interrupt,)
+
     def __init__(self) -> None:
         self.body: object = None
         self.heard: list[SagaAborted] = []
@@ -250,11 +252,9 @@ def test_plain_functions_and_nested_scopes_learn_from_the_frame(log, world, nest
     saga = saga_scope("s", log=log)
     saga.frame = frame
     with saga:
-        if nested == "none":
-            with pytest.raises(Interrupt):
-                body(False)
-        else:
-            body(True)
+        with pytest.raises(Interrupt):
+            body(False)
+        assert world.effects == [1, "ada", "keyed"], "a pause is no failure: no savepoint undoes anything"
         saga.suspend("asks")
     again = saga_scope("s", log=log, resume="continue")
     again.frame = frame
@@ -285,6 +285,34 @@ async def test_the_frame_hears_refusals_and_says_what_comes_out(log):
             with pytest.raises(SagaAborted):
                 await alook()
     assert len(frame.heard) == 2
+
+
+def test_the_gate_and_the_patience_of_a_joined_scope_are_its_own(log, world):
+    def send(saga: Any, to: str) -> Any:
+        return saga.execute("send", lambda: world.put(to), semantics="IRREVERSIBLE")
+
+    def fails() -> None:
+        raise ValueError
+
+    with pytest.raises(RollbackIncomplete), saga_scope("s", log=log, approve=lambda request: True) as outer:
+        with saga_scope(approve=lambda request: False) as inner:
+            with pytest.raises(ApprovalRequired):
+                send(inner, "ada")
+            with inner.savepoint() as innermost, pytest.raises(ApprovalRequired):
+                send(innermost, "bob")
+        with outer.savepoint() as plain:
+            send(plain, "cy")
+        assert outer.has_gate and world.effects == ["cy"]
+        with saga_scope(on_failure="abort") as strict, pytest.raises(ValueError):
+            strict.execute("x", fails, semantics="COMPENSABLE", compensate=delete_by(print, sep="step.forward_key"))
+        assert outer.rollback_only is not None
+
+
+def test_a_saga_whose_id_somebody_else_keeps_is_durable_when_it_is_open(log):
+    with saga_scope("kept", log=log, orphan_after=60.0):
+        assert log.durable_history("kept")[0]
+    with saga_scope("alone", log=log):
+        assert not log.durable_history("alone")[0]
 
 
 def test_calls_counted_in_the_saga_go_on_counting_when_it_goes_on(log, world, charge):
@@ -760,6 +788,26 @@ async def test_an_async_stream_does_the_same(log, world, charge):
     stream = AsyncSagaStream(saga_scope("asks", log=log), opens, at_end=at_end)
     assert [piece async for piece in stream] == [1, 2]
     assert read_saga(log, "asks").status is SagaStatus.SUSPENDED
+
+
+async def test_an_async_stream_that_is_being_read_is_not_closed_by_another_task(log, world, charge):
+    began = asyncio.Event()
+
+    async def run() -> Any:
+        began.set()
+        await asyncio.Event().wait()
+        yield 1
+
+    stream = AsyncSagaStream(saga_scope("s", log=log), run)
+    reading = asyncio.ensure_future(anext(stream))
+    await began.wait()
+    with pytest.raises(RuntimeError, match="Cancel that task"):
+        await stream.aclose()
+    assert stream.saga.status is SagaStatus.RUNNING and not reading.done()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
 
 
 async def test_a_cancelled_async_stream_is_rolled_back(log, world, charge):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from langgraph.types import Command
 from agent_saga_core import (
     ActionSemantics,
     DeclarationError,
+    NotApplied,
     RollbackIncomplete,
     SagaAborted,
     read_saga,
@@ -123,6 +126,56 @@ def test_what_middleware_calls_again_after_its_end_is_the_same_call(how, way, wo
     middleware = [retry, *([] if how == "command" else [Again(how)]), SagaMiddleware({"pay": by_args})]
     run(create_agent(say(turn, turn, "done"), [pay], middleware=middleware), way, log=log, saga_id="s")
     assert world.done == ["a", "a"] and len(read_saga(log, "s").steps) == 2
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_middleware_calls_twice_at_once_is_the_same_call(fails, way, world, log, say):
+    class Hedged(AgentMiddleware):
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            with ThreadPoolExecutor(2) as pool:
+                tries = [pool.submit(copy_context().run, handler, request) for _ in range(2)]
+                return [found.result(30) for found in tries][1]
+
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return (await asyncio.gather(handler(request), handler(request)))[1]
+
+    left = [NotApplied("not yet")] * fails
+
+    @tool
+    def pay(item: str) -> str:
+        """Pay for an item."""
+        if left:
+            raise left.pop()
+        world.done.append(item)
+        return item
+
+    turn = ("pay", {"item": "a"}, "call_0")
+    retry = ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False, on_failure="continue")
+    agent = create_agent(
+        say(turn, turn, "done"), [pay], middleware=[retry, Hedged(), SagaMiddleware({"pay": BY_RESULT})]
+    )
+    run(agent, way, log=log, saga_id="s")
+    assert world.done == ["a", "a"] and len(read_saga(log, "s").steps) == 2
+
+
+@pytest.mark.promise("replay-not-rerun")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_what_a_tool_calls_is_not_the_call_that_the_model_made(way, world, log, say, pay):
+    inner = wrap_tool(pay, **BY_RESULT)
+
+    @tool
+    def pay_twice(item: str) -> str:
+        """Pay two times, each time in the words of a message of its own."""
+        for _ in range(2):
+            inner.invoke({"name": "pay", "args": {"item": item}, "id": "call_0", "type": "tool_call"})
+        return item
+
+    declared = SagaMiddleware({"pay_twice": {"semantics": R}})
+    agent = create_agent(say(("pay_twice", {"item": "a"}, "call_0"), "done"), [pay_twice], middleware=[declared])
+    run(agent, way, log=log, saga_id="s")
+    assert world.done == ["a", "a"] and len(read_saga(log, "s").steps) == 3
 
 
 @pytest.mark.promise("no-unprotected-call")

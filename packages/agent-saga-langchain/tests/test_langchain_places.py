@@ -337,6 +337,25 @@ def test_a_call_whose_caller_hears_an_error_after_it_has_returned_is_retried_wit
 
 
 @pytest.mark.promise("replay-not-rerun")
+def test_a_tool_that_has_called_itself_is_retried_without_its_effects(world, log, say):
+    @tool(response_format="content_and_artifact")
+    def dig(item: str) -> Any:
+        """Dig, deeper too."""
+        world.done.append(item)
+        if len(item) < 2:
+            wrapped.func(item + "x"), wrapped.func(item + "y")
+        return item
+
+    wrapped = wrap_tool(dig, **BY_RESULT)
+    retry = ToolRetryMiddleware(max_retries=2, initial_delay=0, jitter=False, on_failure="continue")
+    agent = create_agent(say(("dig", {"item": "a"}, "call_0"), "done"), [wrapped], middleware=[retry])
+    with saga_scope("s", log=log) as saga:
+        agent.invoke(GO)
+        assert len(saga.steps) == 3
+    assert world.done == ["a", "ax", "ay"]
+
+
+@pytest.mark.promise("replay-not-rerun")
 def test_after_an_error_behind_its_end_a_call_with_other_arguments_is_another_one(world, log):
     @tool(response_format="content_and_artifact")
     def pay(item: str) -> Any:

@@ -240,7 +240,8 @@ def test_callbacks_of_the_run_around_are_heard_and_nothing_else_is_handed_on_for
 
     inner = RunnableLambda(lambda x: pay.invoke({"item": x}))
     own = Heard()
-    for config in (None, {}, {"callbacks": [own]}, {"callbacks": CallbackManager([], inheritable_handlers=[own])}):
+    manager = CallbackManager([], inheritable_handlers=[own])
+    for config in (None, {}, {"callbacks": [own]}, {"callbacks": manager}):
         heard: list[Any] = []
         for run in (inner.invoke, lambda x, config: saga_run(inner, x, config, log=log)):
             around = Heard()
@@ -249,6 +250,29 @@ def test_callbacks_of_the_run_around_are_heard_and_nothing_else_is_handed_on_for
             heard.append((around.tools, [*own.tools]))
             own.tools.clear()
         assert heard[0] == heard[1] and len(heard[0][0]) + len(heard[0][1]) == 1
+    assert manager.handlers == [] and manager.inheritable_handlers == [own], "what is the caller's stays as it was"
+
+
+def test_the_last_refusal_of_a_plain_function_passes_through_langgraph_too(world, log):
+    @saga_tool(**BY_RESULT)
+    def pay(item: str) -> str:
+        world.done.append(item)
+        return item
+
+    heard: list[bool] = []
+
+    def act(item: str) -> None:
+        saga = current_saga()
+        assert saga is not None
+        saga.abort("no")
+        for _ in range(REFUSALS):
+            with pytest.raises(SagaAborted) as refused:
+                pay(item)
+            heard.append(isinstance(refused.value, GraphBubbleUp))
+
+    with pytest.raises(SagaAborted):
+        saga_run(RunnableLambda(act), "a", log=log)
+    assert heard == [False] * (REFUSALS - 1) + [True] and world.done == []
 
 
 # --- interrupts
@@ -471,6 +495,75 @@ def test_a_chain_in_which_a_graph_waits_is_suspended(way, world, log, pay, say):
     assert read_saga(log, "s").status is SagaStatus.SUSPENDED and world.standing == ["a"]
     go(Command(resume="yes"), resume="continue")
     assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.standing == ["a", "b yes"]
+
+
+NAMED = ["bound", "bound twice", "bound over surroundings", "surroundings", "retried", "given over bound"]
+
+
+@pytest.mark.promise("no-silent-commit")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("named", NAMED)
+def test_where_the_state_of_a_run_is_kept_is_found_however_its_thread_is_named(named, stops, way, world, log, pay, say):
+    """A run whose thread is not in the config that it is given is asked about all the same, and about no other."""
+    saver, other = InMemorySaver(), {"configurable": {"thread_id": "other"}}
+    turns = (("pay", {"item": "a"}, "c1"), "done")
+    waiting = create_agent(say(*turns), [pay], checkpointer=saver, interrupt_before=["tools"])
+    waiting.invoke(GO, other)  # in the same store, and none of this run's business
+    stop: Any = {"interrupt_before": ["tools"]} if stops else {}
+    agent: Any = create_agent(say(*turns), [pay], checkpointer=saver, **stop)
+    config: Any = None
+    around: Any = {}
+    if named == "retried":
+        agent, config = agent.with_retry(), THREAD
+    elif named == "given over bound":
+        agent, config = agent.with_config(other), THREAD
+    elif named == "bound twice":
+        agent = agent.with_config(other).bind().with_config(THREAD)
+    elif named == "surroundings":
+        around = THREAD
+    else:
+        agent = agent.with_config(THREAD)
+        around = other if named == "bound over surroundings" else {}
+
+    def go(_: Any) -> None:
+        if way == "invoke":
+            saga_run(agent, GO, config, log=log, saga_id="s")
+        else:
+            list(saga_stream(agent, GO, config, log=log, saga_id="s"))
+
+    async def ago(_: Any) -> None:
+        if way == "ainvoke":
+            await asaga_run(agent, GO, config, log=log, saga_id="s")
+        else:
+            async for _ in asaga_stream(agent, GO, config, log=log, saga_id="s"):
+                pass
+
+    if way in ("invoke", "stream"):
+        RunnableLambda(go).invoke(None, around)
+    else:
+        asyncio.run(RunnableLambda(ago).ainvoke(None, around))
+    assert read_saga(log, "s").status is (SagaStatus.SUSPENDED if stops else SagaStatus.COMMITTED)
+    assert world.done == ([] if stops else ["a"]) and world.undone == []
+
+
+@pytest.mark.parametrize("own", [True, "saver", None])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_run_that_is_kept_as_a_part_of_the_graph_around_commits(kept, own, world, log, pay, say):
+    if own is True and not kept:
+        own = False
+    checkpointer: Any = InMemorySaver() if own == "saver" else own
+    inner = create_agent(say(("pay", {"item": "a"}, "c1"), "done"), [pay], checkpointer=checkpointer)
+
+    def node(state: Any) -> Any:
+        saga_run(inner, GO, log=log, saga_id="s")
+        return {}
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", node)
+    built.add_edge(START, "node")
+    built.compile(checkpointer=InMemorySaver() if kept else None).invoke({"messages": []}, THREAD)
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED and world.standing == ["a"]
 
 
 def test_an_interrupt_inside_of_an_open_saga_is_its_callers(world, log, pay, say):

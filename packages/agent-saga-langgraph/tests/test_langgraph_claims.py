@@ -56,7 +56,8 @@ class Desk:
         """The same, in which only a `Command` comes to `pay`."""
 
     def run(self, given: Any, config: Any = None, *, graph: Any = None, **more: Any) -> Any:
-        return saga_run(graph or self.graph, given, config or thread(), log=self.log, **more)
+        where = thread() if config is None else config
+        return saga_run(graph or self.graph, given, where, log=self.log, **more)
 
     def sagas(self) -> list[SagaStatus]:
         return [head.status for head in sorted(list_sagas(self.log), key=lambda head: head.started)]

@@ -172,3 +172,50 @@ def test_importing_the_package_imports_no_langgraph() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_write_of_no_task_beside_a_checkpoint_is_passed_over(saver: Any) -> None:
+    graph = asking(saver=saver)
+    graph.invoke(EMPTY, thread())
+    before = graph.get_state(thread())
+    saver.put_writes(before.config, [("__of_others__", "first")], "of others:1")
+    saver.put_writes(before.config, [("__of_others__", "second")], "of others:1")  # the first one is kept
+    writes = [write for write in saver.get_tuple(thread()).pending_writes if write[1] == "__of_others__"]
+    assert writes == [("of others:1", "__of_others__", "first")]
+    assert graph.get_state(thread()) == before
+    assert graph.invoke(Command(resume="yes"), thread())["noted"] == ["yes"]
+
+
+def test_the_state_does_not_show_what_a_command_brought_to_a_finished_thread(saver: Any) -> None:
+    graph = asking(saver=saver)
+    graph.invoke(EMPTY, thread())
+    graph.invoke(Command(resume="yes"), thread())
+    assert graph.invoke(Command(goto="ask"), thread())["__interrupt__"]
+    state = graph.get_state(thread())
+    assert state.next == () and state.tasks == () and state.interrupts == ()
+
+
+def test_the_tasks_of_a_subgraph_without_checkpoints_are_new_each_time(saver: Any) -> None:
+    ran: list[Any] = []
+
+    def inner(state: Noted) -> None:
+        ran.append(get_runtime().execution_info.task_id)
+
+    sub = chain(inner, state=Noted, checkpointer=False)
+
+    def ask(state: Noted) -> Noted:
+        sub.invoke(EMPTY)
+        return {"noted": [interrupt("sure?")]}
+
+    graph = chain(ask, state=Noted, checkpointer=saver)
+    graph.invoke(EMPTY, thread())
+    graph.invoke(Command(resume="yes"), thread())
+    assert len(set(ran)) == 2
+
+
+def test_input_with_the_heads_run_id_resumes(saver: Any) -> None:
+    ran: list[Any] = []
+    graph, config = asking(ran, saver), {**thread(), "metadata": {"run_id": "r"}}
+    graph.invoke(EMPTY, config)
+    graph.invoke(EMPTY, config)
+    assert len(ran) == 2 and len(set(ran)) == 1

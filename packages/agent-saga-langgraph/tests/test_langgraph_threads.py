@@ -518,6 +518,40 @@ def test_an_edit_inside_a_subgraph_repeats_nothing(till: Till, log: Log, saver: 
 # --- inside of other sagas and graphs
 
 
+@pytest.mark.parametrize("way", ["listed", "inferred"])
+@pytest.mark.parametrize("more", [{}, {"key": "args.amount"}])
+def test_effects_in_a_subgraph_that_keeps_nothing_are_refused_unless_their_key_finds_them(
+    way: str, more: dict[str, Any], till: Till, log: Log, saver: Any
+) -> None:
+    charge = wrapped(till.charge, CHARGE, **more)
+
+    def pay(state: Noted) -> None:
+        charge.invoke({"amount": 10})
+
+    sub = chain(pay, state=Noted, checkpointer=False)
+
+    def around(state: Noted) -> Noted:
+        sub.invoke(EMPTY)
+        return {"noted": [interrupt("sure?")]}
+
+    def first(state: Noted) -> Noted:
+        return {"noted": [interrupt("sure?")]}
+
+    if way == "inferred":
+        graph = chain(around, state=Noted, checkpointer=saver)
+    else:
+        graph = StateGraph(Noted).add_node("sub", sub).add_node(first).add_edge(START, "sub").add_edge("sub", "first")
+        graph = graph.compile(checkpointer=saver)
+    if not more:
+        with pytest.raises(DeclarationError, match="checkpointer=False"):
+            saga_run(graph, EMPTY, thread(), log=log)
+        assert till.charged == [] and sagas(log) == []
+        return
+    saga_run(graph, EMPTY, thread(), log=log)
+    assert saga_run(graph, Command(resume="yes"), thread(), log=log)["noted"] == ["yes"]
+    assert till.charged == [10] and sagas(log) == [SagaStatus.COMMITTED]
+
+
 def test_inside_of_a_saga_a_run_is_part_of_it(till: Till, log: Log, saver: Any) -> None:
     graph = charge_then_ask(till, saver)
     with saga_scope("order", log=log):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llama_index.core.agent.workflow import ToolCall
+from llama_index.core.agent.workflow import FunctionAgent, ToolCall
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import (
     Context,
@@ -169,16 +169,33 @@ async def test_a_saga_tool_made_a_tool_of_an_agent_is_known_like_any(till: Till,
         said = saying(call("charge", amount=1), call("charge", amount=1))
         await asaga_run(agent([declared], said), "go", saga_id="s", log=log)
         assert till.charged == [1, 1]
-    assert {identity[0] for identity in identities(log)} == {"call"}
+    assert {identity[0] for identity in identities(log)} == {"body"}
 
 
 @bounded
 async def test_the_identity_of_a_models_call_is_its_work(till: Till, log: MemoryLog) -> None:
     await asaga_run(agent([tool_of(till)], saying(call("charge", amount=1))), "go", saga_id="s", log=log)
-    ((kind, adapter, scope, tool, call_id),) = identities(log)
-    assert (kind, adapter, tool, call_id) == ("call", "llamaindex", "charge", "call")
+    ((kind, _, adapter, scope, tool),) = identities(log)
+    assert (kind, adapter, tool) == ("body", "llamaindex", "charge")
     label, name, item = scope.split("/")
     assert (label, name) == ("1", "call_tool") and item.startswith("work_item_")
+
+
+class ThreeTimes(FunctionAgent):
+    """Calls a tool three times for one call of the model's."""
+
+    async def _call_tool(self, ctx: Any, tool: Any, tool_input: dict[str, Any]) -> Any:
+        await tool.acall(**tool_input)
+        await tool.acall(amount=9)
+        return await tool.acall(**tool_input)
+
+
+@bounded
+async def test_an_agent_that_calls_a_tool_again_for_the_same_call_of_the_models(till: Till, log: MemoryLog) -> None:
+    for _ in range(2):  # the second time, all are found
+        twice = ThreeTimes(tools=[tool_of(till)], llm=saying(call("charge", amount=1)), streaming=False)
+        assert str(await asaga_run(twice, "go", saga_id="s", log=log)) == "done"
+        assert till.charged == [1, 9, 1]
 
 
 # --- steps written by hand

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from contextlib import aclosing
+import warnings
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from llama_index.core.agent.workflow import ToolCallResult
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import (
     Context,
+    Event,
     HumanResponseEvent,
     InputRequiredEvent,
     StartEvent,
@@ -29,6 +31,7 @@ from agent_saga_core import (
     RollbackIncomplete,
     SagaAborted,
     SagaBusy,
+    SagaNotFound,
     SagaNotRunning,
     SagaStatus,
     StepStatus,
@@ -366,6 +369,51 @@ async def test_a_workflow_that_waits_is_suspended_and_goes_on(till: Till, log: M
     assert [step.tool for step in read_saga(log, "s").steps] == ["charge", "charge"]
 
 
+class Another(Event):
+    """An event that no step of the tests takes."""
+
+
+class Both(Workflow):
+    """Asks two persons, and needs both answers."""
+
+    def __init__(self, charge: Any) -> None:
+        super().__init__(timeout=None)
+        self.charge = charge
+
+    @step
+    async def begin(self, ctx: Context, ev: StartEvent) -> InputRequiredEvent:
+        self.charge(1)
+        ctx.write_event_to_stream(InputRequiredEvent(prefix="you?"))
+        return InputRequiredEvent(prefix="and you?")
+
+    @step
+    async def end(self, ctx: Context, ev: HumanResponseEvent) -> StopEvent | None:
+        both = ctx.collect_events(ev, [HumanResponseEvent] * 2)
+        return StopEvent(result=[one.response for one in both]) if both else None
+
+
+@pytest.mark.parametrize("kind", [Approving, Choosing])
+@bounded
+async def test_an_answer_that_nothing_takes_leaves_the_run_suspended(till: Till, log: MemoryLog, kind: Any) -> None:
+    charge = saga_tool(**BY_RESULT)(till.function())
+    waiting = await asaga_run(kind(charge), saga_id="s", log=log)
+    waiting = await asaga_run(kind(charge), waiting, Another(), log=log)
+    assert isinstance(waiting, SuspendedRun) and status(log) is SagaStatus.SUSPENDED
+    answer = HumanResponseEvent(response="yes", to="me")
+    assert await asaga_run(kind(charge), waiting, Another(), answer, log=log) == "yes"
+    assert till.acts == [("charge", 1), ("charge", 2)] and status(log) is SagaStatus.COMMITTED
+
+
+@bounded
+async def test_a_run_that_needs_more_than_one_answer_is_suspended_until_it_has_them(till: Till, log: MemoryLog) -> None:
+    charge = saga_tool(**BY_RESULT)(till.function())
+    waiting = await asaga_run(Both(charge), saga_id="s", log=log)
+    waiting = await asaga_run(Both(charge), waiting, YES, log=log)
+    assert isinstance(waiting, SuspendedRun) and status(log) is SagaStatus.SUSPENDED
+    assert await asaga_run(Both(charge), waiting, YES, log=log) == ["yes", "yes"]
+    assert till.acts == [("charge", 1)] and status(log) is SagaStatus.COMMITTED
+
+
 @bounded
 async def test_a_run_inside_of_a_saga_suspends_that_saga(till: Till, log: MemoryLog) -> None:
     tools = [charge_tool(till), asking_tool()]
@@ -427,6 +475,21 @@ async def test_an_answer_is_given_to_a_run_that_then_waits_in_process(till: Till
 
 
 @bounded
+async def test_a_suspended_run_does_not_go_on_in_a_log_that_does_not_hold_it(till: Till, log: MemoryLog) -> None:
+    tools = [charge_tool(till), asking_tool()]
+    said = saying([("a", "charge", {"amount": 1}), ("b", "confirm", {"question": "?"})])
+    waiting = await asaga_run(agent(tools, said), "go", saga_id="s", log=log)
+    with closing(MemoryLog()) as other:
+        with pytest.raises(SagaNotFound):
+            await asaga_run(agent(tools, said), waiting, YES, log=other)
+        with pytest.raises(SagaNotFound):
+            await read(asaga_stream(agent(tools, said), waiting, YES, log=other))
+        assert not other.read("s"), "and nothing was opened there"
+    assert str(await asaga_run(agent(tools, said), waiting, YES, log=log)) == "done"
+    assert till.acts == [("charge", 1)] and status(log) is SagaStatus.COMMITTED
+
+
+@bounded
 async def test_what_does_not_fit_a_suspended_run_is_refused(till: Till, log: MemoryLog) -> None:
     running = agent([asking_tool()], saying(call("confirm", question="ok?")))
     waiting = await asaga_run(running, "go", saga_id="s", log=log, deadline=3600.0)
@@ -481,6 +544,26 @@ async def test_a_stream_that_waits_is_suspended_and_goes_on_elsewhere(till: Till
 
 
 @bounded
+async def test_a_stream_is_closed_while_another_task_reads_it(till: Till, log: MemoryLog) -> None:
+    started = asyncio.Event()
+
+    async def hang(_amount: int) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    till.on = hang
+    running = agent([charge_tool(till, is_async=True, **BY_AMOUNT)], saying(call("charge", amount=1)))
+    stream = asaga_stream(running, "go", saga_id="s", log=log)
+    reader = asyncio.create_task(read(stream))
+    await started.wait()
+    await stream.aclose()
+    with pytest.raises(WorkflowCancelledByUser):
+        await reader
+    assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
+    assert stream.handler.is_done() and asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@bounded
 async def test_a_stream_that_has_ended_is_not_suspended(till: Till, log: MemoryLog) -> None:
     stream = asaga_stream(agent([charge_tool(till)], saying(call("charge", amount=1))), "go", saga_id="s", log=log)
     with pytest.raises(SagaNotRunning):
@@ -502,3 +585,29 @@ async def test_a_failed_stream_raises_what_the_run_raises(till: Till, log: Memor
     with pytest.raises(WorkflowTimeoutError):
         await read(stream)
     assert till.acts == [("charge", 1), ("refund", 1)] and status(log) is SagaStatus.ROLLED_BACK
+
+
+@bounded
+async def test_a_run_that_waits_and_cannot_be_stored_whole_is_not_suspended(
+    till: Till, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class UnserializableKeyWarning(Warning):
+        pass
+
+    whole = Context.to_dict
+
+    def to_dict(self: Context, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn("skipping key: memory", UnserializableKeyWarning, stacklevel=2)
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(Context, "to_dict", to_dict)
+
+    async def ask(ctx: Context, question: str) -> str:
+        """Ask a person."""
+        await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(prefix=question))
+        return "yes"
+
+    tools = [FunctionTool.from_defaults(ask)]
+    with pytest.raises(DeclarationError, match="memory"):
+        await asaga_run(agent(tools, saying(call("ask", question="?"))), "go", saga_id="s", log=log)
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK

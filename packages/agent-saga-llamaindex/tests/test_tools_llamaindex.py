@@ -13,7 +13,7 @@ from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, QueryE
 from llama_index.core.tools.calling import acall_tool, call_tool
 from llama_index.core.workflow import Context
 from llamaindex_fakes import BY_AMOUNT, BY_RESULT, Till, agent, bounded, saying
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 from agent_saga_core import (
     DeclarationError,
@@ -21,6 +21,7 @@ from agent_saga_core import (
     NotApplied,
     RollbackIncomplete,
     SagaAborted,
+    Secret,
     StepStatus,
     read_saga,
     saga_scope,
@@ -297,6 +298,52 @@ async def test_a_function_tool_that_calls_in_its_own_way_is_one_step(till: Till,
 
 
 # --- LlamaIndex calls a tool with one argument that is no FunctionTool again if the first call raised
+
+
+class Card(BaseModel):
+    """The arguments of a payment."""
+
+    amount: int
+    code: SecretStr
+
+
+class ByCard(ByMethod):
+    """A tool that is no function and is given a secret, as its schema says."""
+
+    @property
+    def metadata(self) -> ToolMetadata:
+        return ToolMetadata(name="charge", description="Charge an amount.", fn_schema=Card)
+
+
+class Traced(FunctionTool):
+    """A function tool that calls in a way of its own."""
+
+    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        return await super().acall(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["schema", "function", "result"])
+@bounded
+async def test_a_marked_secret_is_in_no_record_of_a_tool_called_by_its_methods(
+    till: Till, log: MemoryLog, kind: str
+) -> None:
+    def charge(amount: int, code: Secret[str] = "") -> dict[str, int]:
+        return till.function()(amount)
+
+    def issue(amount: int, code: str) -> Secret[str]:
+        till.function()(amount)
+        return code
+
+    made: dict[str, Any] = {
+        "schema": ByCard(till), "function": Traced.from_defaults(charge), "result": Traced.from_defaults(issue)
+    }  # fmt: skip
+    wrapped = wrap_tool(made[kind], **BY_AMOUNT)
+    async with saga_scope("s", log=log):
+        output = await wrapped.acall(amount=1, code="c0de")
+    assert till.charged == [1] and isinstance(output, ToolOutput)
+    (done,), (intent,) = recorded(log, "DONE"), recorded(log, "INTENT")
+    assert "c0de" not in str(done)
+    assert kind == "result" or "c0de" not in str(intent)
 
 
 @bounded

@@ -94,6 +94,9 @@ def saga_scope(
 ) -> Saga:
     """Make a scope; `with` or `async with` opens it. A scope inside an open one joins it as a savepoint.
 
+    A scope that joins another one has an `approve` and an `on_failure` of its own, where they are given; the rest is that
+    of the saga.
+
     Leaving the scope normally means that the saga committed. An exception means that it did not: everything that
     may have happened was undone, or `RollbackIncomplete` names what may be left.
 
@@ -147,6 +150,11 @@ class Frame(Protocol):
     framework's nodes or steps knows nothing of it: the frame of the saga says where the call is made, by which
     exceptions it may be paused, and whom to ask. Every savepoint has the frame of the scope around it.
     """
+
+    @property
+    def pauses(self) -> tuple[type[BaseException], ...]:
+        """The exceptions by which the framework leaves a body that it will run again: no savepoint fails by one."""
+        ...
 
     def place(
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
@@ -263,8 +271,18 @@ class Saga:
 
     @property
     def has_gate(self) -> bool:
-        """Whether the scope was opened with `approve=`."""
-        return self._run.options.approve is not None
+        """Whether this scope, or one around it, was opened with `approve=`."""
+        return self._gate is not None
+
+    @property
+    def _gate(self) -> Callable[..., Any] | None:
+        """The `approve=` of the nearest scope that was given one."""
+        own = self._options.approve
+        return own if own is not None or self._parent is None else self._parent._gate
+
+    @property
+    def _aborts(self) -> bool:
+        return self._options.on_failure == "abort" or (self._parent is not None and self._parent._aborts)
 
     @property
     def goes_on(self) -> bool:
@@ -478,9 +496,9 @@ class Saga:
         approve: Callable[..., Any] | None,
     ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:
         if self.frame is None:
-            return spec, site, approve
+            return spec, site, approve or self._gate
         spec, site, gate = self.frame.place(self, spec, args, site, named=key is not None or call_id is not None)
-        return spec, site, approve or gate
+        return spec, site, approve or gate or self._gate
 
     def _told(self, error: BaseException) -> BaseException:
         if self.frame is None or not isinstance(error, SagaAborted):
@@ -521,6 +539,7 @@ class Saga:
             enclosing=INSIDE.get(),
             site=site,
         )
+        call.aborts = self._aborts
         loop = _running_loop()
         if (loop is not None or self._blocks is not None) and has_async_part(spec):
             if self._blocks is not None and call.refused is None:
@@ -823,7 +842,7 @@ class Saga:
     def _end_savepoint(self, run: Run, error: BaseException | None) -> Flow[Report | None]:
         if run.over:
             return None
-        if error is None:
+        if error is None or (self.frame is not None and isinstance(error, self.frame.pauses)):
             yield from leave_savepoint(run, self._scope)
             return None
         clean: bool = yield from finish_savepoint(run, self._scope)

@@ -156,19 +156,16 @@ class Made:
         models: The model's own call that it is made for, where somebody has shown that very object.
     """
 
-    __slots__ = ("args", "ended", "heard", "models")
+    __slots__ = ("args", "heard", "models")
 
     def __init__(self, args: Mapping[str, Any], models: object = None) -> None:
         self.args = dict(args)
         self.models = models
-        self.ended = False
         self.heard = True
         """Whether who called was told of its end; else of an error that came after it."""
 
     def is_again(self, other: Made) -> bool:
-        """Whether an earlier call, `other`, has returned, and this one is it once more."""
-        if not other.ended:
-            return False
+        """Whether this is once more a call that has not failed, `other`; it may still run."""
         is_models = self.models is not None and self.models is other.models
         return (is_models or not other.heard) and _equal(self.args, other.args)
 
@@ -202,9 +199,9 @@ def told_apart(saga: Saga, site: CallSite | None, tool: str, made: Made) -> Gene
         yield site if number == 0 else site._replace(call_id=f"{site.call_id}#{number}")
     except BaseException:
         with numbers.lock:
-            del taken[number]
+            if taken.get(number) is made:
+                del taken[number]
         raise
-    made.ended = True
 
 
 class _Numbers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
@@ -20,11 +20,10 @@ from agent_saga_core.wrapping import REFUSALS, AsyncSagaStream, SagaStream, cove
 from agent_saga_langchain.frame import RunFrame
 from agent_saga_langchain.pauses import GraphPause, handover_of
 from agent_saga_langchain.places import is_rollback_only, is_savepoint
+from agent_saga_langchain.waiting import has_interrupt, reason_in, thread_of
 from agent_saga_langchain.walk import kept_graphs_in, runners_in
 
 __all__ = ["asaga_run", "asaga_stream", "saga_run", "saga_stream"]
-
-INTERRUPT: Final = "__interrupt__"
 
 
 def saga_run(
@@ -98,8 +97,8 @@ def saga_run(
             if not run.is_left_by(error):
                 raise
         reason = run.waits(saga, result)
-        for graph in run.resumable(saga) if reason is None else ():
-            reason = reason or _reason(graph.get_state(config))
+        for graph, thread in run.resumable(saga) if reason is None else ():
+            reason = reason or reason_in(graph.get_state(thread))
         if reason is not None:
             saga.suspend(reason, deadline=run.deadline)
     return run.outcome(result)
@@ -141,8 +140,8 @@ async def asaga_run(
                 if not run.is_left_by(error):
                     raise
             reason = run.waits(saga, result)
-            for graph in run.resumable(saga) if reason is None else ():
-                reason = reason or _reason(await graph.aget_state(config))
+            for graph, thread in run.resumable(saga) if reason is None else ():
+                reason = reason or reason_in(await graph.aget_state(thread))
             if reason is not None:
                 await saga.asuspend(reason, deadline=run.deadline)
     return run.outcome(result)
@@ -192,8 +191,8 @@ def saga_stream(
 
     def at_end(saga: Saga, _: Any) -> None:
         reason = run.waits(saga, None)
-        for graph in run.resumable(saga) if reason is None else ():
-            reason = reason or _reason(graph.get_state(config))
+        for graph, thread in run.resumable(saga) if reason is None else ():
+            reason = reason or reason_in(graph.get_state(thread))
         if reason is not None:
             saga.suspend(reason, deadline=run.deadline)
 
@@ -240,8 +239,8 @@ def asaga_stream(
 
     async def at_end(saga: Saga, _: Any) -> None:
         reason = run.waits(saga, None)
-        for graph in run.resumable(saga) if reason is None else ():
-            reason = reason or _reason(await graph.aget_state(config))
+        for graph, thread in run.resumable(saga) if reason is None else ():
+            reason = reason or reason_in(await graph.aget_state(thread))
         if reason is not None:
             await saga.asuspend(reason, deadline=run.deadline)
 
@@ -264,6 +263,7 @@ class _Run:
         saga.frame = RunFrame()
         self.deadline = deadline
         self._tools = tuple(tools)
+        self._given = config
         self.config = _with_handler(config, _Limit(saga))
         self._interrupted = False
         self._left_by: Exception | None = None
@@ -280,7 +280,7 @@ class _Run:
         found: Any = piece
         if isinstance(piece, tuple) and piece:
             found = cast("tuple[Any, ...]", piece)[-1]
-        self._interrupted = self._interrupted or _has_interrupt(found)
+        self._interrupted = self._interrupted or has_interrupt(found)
 
     def is_left_by(self, error: Exception) -> bool:
         """Whether it is by this exception that LangGraph takes the run out of a node: then the run has not failed.
@@ -288,10 +288,9 @@ class _Run:
         A graph without a checkpointer of its own, run in a node of another one, is interrupted like that. The node is
         run again, and the graph goes on where it was, behind the calls that it has made.
         """
-        handed_over = handover_of(error) is not None
-        if not handed_over and not isinstance(error, GraphPause):
+        if not isinstance(error, GraphPause):
             return False
-        self._interrupted = self._interrupted or not handed_over
+        self._interrupted = self._interrupted or handover_of(error) is None
         self._left_by = error
         return True
 
@@ -311,9 +310,12 @@ class _Run:
         self.look(result)
         return "the run was interrupted" if self._interrupted and self._may_wait(saga) else None
 
-    def resumable(self, saga: Saga) -> list[Any]:
-        """The graphs of the run that may have stopped at a place that only their state tells of."""
-        return kept_graphs_in(self.runnable) if self._left_by is None and self._may_wait(saga) else []
+    def resumable(self, saga: Saga) -> list[tuple[Any, RunnableConfig]]:
+        """The graphs of the run that may have stopped at a place that only their state tells of, and where that is."""
+        if not self._may_wait(saga):
+            return []
+        found = [(graph, thread_of(bound, self._given)) for graph, bound in kept_graphs_in(self.runnable)]
+        return [(graph, thread) for graph, thread in found if thread is not None]
 
     def _may_wait(self, saga: Saga) -> bool:
         """Whether it is for this run to suspend the saga: not a savepoint, and nothing to be rolled back."""
@@ -376,26 +378,15 @@ def _with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -
 
     A config without callbacks means those of the run around this one, which naming a callback would silence.
     """
-    found: Any = ensure_config(config).get("callbacks")
+    found: Any = ensure_config(config).get("callbacks")  # a copy
     if found is None:
         callbacks: Any = [handler]
     elif isinstance(found, list):
         callbacks = [*cast("list[Any]", found), handler]
     else:
-        callbacks = found.copy()
+        callbacks = found
         callbacks.add_handler(handler, inherit=True)
     return {**(config or {}), "callbacks": callbacks}
-
-
-def _has_interrupt(found: Any) -> bool:
-    if isinstance(found, Mapping):
-        return INTERRUPT in found
-    return bool(getattr(found, "interrupts", ()))
-
-
-def _reason(state: Any) -> str | None:
-    waiting: tuple[str, ...] = tuple(getattr(state, "next", ()) or ())
-    return f"the run stopped before {', '.join(dict.fromkeys(waiting))}" if waiting else None
 
 
 def _name(runnable: Any) -> str:

@@ -71,12 +71,17 @@ def runners_in(found: Any) -> list[ToolRunner]:
     return list(runners)
 
 
-def kept_graphs_in(found: Any) -> list[Any]:
-    """What can be resumed of a runnable: itself, or graphs with a checkpointer that each run of it goes through."""
+def kept_graphs_in(found: Any, bound: Mapping[str, Any] | None = None) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The graphs with a checkpointer that each run of a runnable goes through, and the `configurable` bound to each."""
     if isinstance(found, RunnableSequence):
         steps: list[Any] = cast("RunnableSequence[Any, Any]", found).steps
-        return [graph for step in steps for graph in kept_graphs_in(step)]
-    return [found] if getattr(found, "checkpointer", None) else []
+        return [graph for step in steps for graph in kept_graphs_in(step, bound)]
+    config: Any = getattr(found, "config", None)
+    own: Any = cast("Mapping[str, Any]", config).get("configurable") if isinstance(config, Mapping) else None
+    bound = {**(own or {}), **(bound or {})}
+    if isinstance(found, RunnableBindingBase):
+        return kept_graphs_in(cast("RunnableBindingBase[Any, Any]", found).bound, bound)
+    return [(found, bound)] if getattr(found, "checkpointer", None) and hasattr(found, "get_state") else []
 
 
 # --- entries

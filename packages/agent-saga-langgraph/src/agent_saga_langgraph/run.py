@@ -15,14 +15,15 @@ from langgraph import errors
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, GraphResumeEvent
 
 from agent_saga_core import Log, SagaNotRunning, SagaStatus, current_saga
+from agent_saga_core.errors import DeclarationError
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, ToolRunner, covered
+from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, covered
 from agent_saga_langchain.places import current_task
 from agent_saga_langgraph.approvals import Gate
 from agent_saga_langgraph.looking import Look, Read, alook, look
 from agent_saga_langgraph.scope import graph_scope
-from agent_saga_langgraph.thread import Standing, own_head, paused, stand
-from agent_saga_langgraph.walk import runners_in
+from agent_saga_langgraph.thread import Standing, own_head, paused, stand, unbound
+from agent_saga_langgraph.walk import Inside, inside
 
 __all__ = ["ORPHAN_AFTER", "asaga_run", "asaga_stream", "saga_run", "saga_stream"]
 
@@ -97,7 +98,7 @@ def saga_run(
         with saga, run.binding(saga):
             look(run.check(saga))
             try:
-                result = graph.invoke(input, run.config(saga), **run.kwargs)
+                result = run.graph.invoke(input, run.config(saga), **run.kwargs)
             except Exception as error:
                 look(run.stopped(saga, error))
                 raise
@@ -132,7 +133,7 @@ async def asaga_run(
             with run.binding(saga):
                 await alook(run.check(saga))
                 try:
-                    result = await graph.ainvoke(input, run.config(saga), **run.kwargs)
+                    result = await run.graph.ainvoke(input, run.config(saga), **run.kwargs)
                 except Exception as error:
                     await alook(run.stopped(saga, error))
                     raise
@@ -321,9 +322,8 @@ class _Run:
         metadata: Mapping[str, Any] | None,
         kwargs: dict[str, Any],
     ) -> None:
-        self.graph = graph
+        self.graph, self.given_config = unbound(graph, config)
         self.input = given
-        self.given_config = config
         self.saga_id = saga_id
         self.log = log
         self.options = scope
@@ -332,17 +332,31 @@ class _Run:
         self.kwargs = kwargs
         self.stands = Standing(config={})
         self.watch = _Watch()
-        self.runners: list[ToolRunner] = []
+        self.inside = Inside([], {})
 
     def standing(self) -> Look[None]:
-        """Find out which saga this run belongs to."""
+        """Find out which saga this run belongs to.
+
+        Raises:
+            DeclarationError: As `stand`; or the calls in a subgraph could not be found again.
+        """
         self.stands = yield from stand(self.graph, self.input, self.given_config, self.saga_id, self.log)
-        if self.stands.thread is not None and "checkpoint_during" not in self.kwargs:  # the former name of the same
-            self.kwargs = {"durability": "sync", **self.kwargs}
+        self.inside = inside(self.graph)
+        if self.stands.thread is None:
+            return
+        for path, tools in self.inside.unkept.items():
+            if tools:
+                raise DeclarationError(
+                    f"{path}: this subgraph is compiled with checkpointer=False, so that LangGraph gives its tasks new "
+                    f"ids when it runs again, and {', '.join(map(repr, tools))} would be called once more. Compile it "
+                    "without checkpointer=False, or declare key= for these tools."
+                )
+        if "checkpoint_during" not in self.kwargs:  # the former name of the same
+            # LangGraph fails in a subgraph that keeps no checkpoints, if it is to wait for them.
+            self.kwargs = {"durability": "async" if self.inside.unkept else "sync", **self.kwargs}
 
     def scope(self) -> Saga:
-        """The scope, not yet opened. What can be seen of the graph's tools is seen before it is."""
-        self.runners = runners_in(self.graph)
+        """The scope, not yet opened."""
         stands = self.stands
         thread = (stands.thread or {}).get("configurable", {}).get("thread_id")
         named = {"thread_id": str(thread)} if thread is not None else {}
@@ -365,7 +379,7 @@ class _Run:
 
     def binding(self, saga: Saga) -> Any:
         """Bind what can be seen of the graph's tools to the saga."""
-        return covered(saga, self.runners)
+        return covered(saga, self.inside.runners)
 
     def config(self, saga: Saga) -> Any:
         """The config to run with: the saga's id is stored with each checkpoint."""

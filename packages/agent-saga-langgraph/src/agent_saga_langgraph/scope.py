@@ -40,6 +40,8 @@ class GraphFrame:
         self._gate = gate
         self._renamed = renamed
 
+    pauses = PAUSES
+
     def place(  # noqa: D102 - as `Frame` has it
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
     ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:

@@ -26,7 +26,7 @@ from agent_saga_core.saga import Saga
 from agent_saga_langgraph.claims import Claim, claim, latest_claim, talk
 from agent_saga_langgraph.looking import Look, Read
 
-__all__ = ["ADDRESS", "Head", "Standing", "own_head", "paused", "stand"]
+__all__ = ["ADDRESS", "Head", "Standing", "own_head", "paused", "stand", "unbound"]
 
 log = logging.getLogger("agent_saga")
 
@@ -92,7 +92,7 @@ def stand(
     if thread is None:
         return Standing(config=own, saga_id=saga_id)
     head = yield _state(graph, thread)
-    conf = _whole(graph, own)
+    conf = _conf(own)
     addressed = conf.get("checkpoint_id")
     at_head = not conf.get("checkpoint_ns") and addressed in (None, _id_of(head))
     command = cast("Command[Any] | None", given if isinstance(given, Command) else None)
@@ -111,7 +111,7 @@ def stand(
         yield from _warn_of_open(graph, thread, head)
         return Standing(config=own, thread=thread, saga_id=saga_id)
     # With the head's own id LangGraph would run finished tasks again, under new ids; without it, it resumes.
-    own = {**own, "configurable": {**_without_address(own), **_unaddressed(graph)}}
+    own = {**own, "configurable": _without_address(own)}
     standing = Standing(config=own, thread=thread, saga_id=saga_id)
     if head.metadata is None:
         return standing
@@ -150,6 +150,22 @@ def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None, 
 
 def _new(standing: Standing, *, forked: Mapping[str, Any]) -> Standing:
     return replace(standing, forked=forked)
+
+
+def unbound(graph: Any, config: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
+    """A graph that is bound to a thread or a checkpoint as one that is not, and a config which says the same.
+
+    LangGraph forks wherever the config has an address, even one that says None, so that it has to be taken off. Older
+    versions forget what a graph is bound to where the config has anything configurable.
+    """
+    bound: Mapping[str, Any] = getattr(graph, "config", None) or {}
+    if not _conf(bound):
+        return graph, config
+    own: dict[str, Any] = {**(config or {})}
+    own["configurable"] = {**_conf(bound), **_conf(own)}
+    if any(name in ADDRESS for name in _conf(bound)):
+        graph = graph.copy({"config": {**bound, "configurable": _without_address(bound)}})
+    return graph, own
 
 
 def own_head(graph: Any, standing: Standing, saga: Saga) -> Look[None]:
@@ -219,7 +235,8 @@ def _status(kept: Log | str | None, saga_id: str) -> Look[SagaStatus]:
     except SagaNotFound as missing:
         raise SagaNotFound(
             f"The thread belongs to saga {saga_id!r}, which this log does not hold ({missing}). "
-            "Pass the log that the saga was begun with.",
+            "Pass the log that the saga was begun with. If its process died before it had done anything, begin anew "
+            "with new input.",
             saga_id=saga_id,
         ) from None
     return status
@@ -235,7 +252,7 @@ def _thread_of(graph: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
     if conf.get("thread_id") is None or _saver(graph, conf) is None:
         return None
     # Nothing else of the config: reading the thread calls no callbacks, and changes nothing of the caller's.
-    return {"configurable": {**_without_address(config), **_unaddressed(graph), "thread_id": conf["thread_id"]}}
+    return {"configurable": {**_without_address(config), "thread_id": conf["thread_id"]}}
 
 
 def _saver_of(graph: Any, thread: Mapping[str, Any] | None) -> Any:
@@ -251,17 +268,6 @@ def _saver(graph: Any, conf: Mapping[str, Any]) -> Any:
 
 def _conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("configurable") or {}
-
-
-def _whole(graph: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a run is configured with: the graph may have been bound to a thread, and to a checkpoint of it."""
-    return {**_conf(getattr(graph, "config", None) or {}), **_conf(config)}
-
-
-def _unaddressed(graph: Any) -> dict[str, Any]:
-    """What takes back the address that the graph is bound to."""
-    empty: dict[str, Any] = {"checkpoint_id": None, "checkpoint_ns": "", "checkpoint_map": {}}
-    return {name: empty[name] for name in ADDRESS if name in _conf(getattr(graph, "config", None) or {})}
 
 
 def _is_same_run(graph: Any, config: dict[str, Any], head: Any) -> bool:

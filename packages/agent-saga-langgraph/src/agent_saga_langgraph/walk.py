@@ -11,13 +11,13 @@ from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel  # pyright: ignore[reportMissingTypeStubs]
 
-from agent_saga_core import CoverageManifest
+from agent_saga_core import ActionSemantics, CoverageManifest
 from agent_saga_core.coverage import CoverageEntry, entry_for, opaque, reach
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.wrapping import ToolRunner, runner_of
 from agent_saga_langgraph.hooks import hooks_of
 
-__all__ = ["coverage", "runners_in"]
+__all__ = ["Inside", "coverage", "inside"]
 
 FRAMEWORK = "langgraph"
 BY_CALL = "call-id"
@@ -44,6 +44,19 @@ class _Spot(NamedTuple):
 Spots = Iterator[_Spot]
 
 
+class Inside(NamedTuple):
+    """What a run has to know of what is in its graph.
+
+    Attributes:
+        runners: What the wrapped tools carry.
+        unkept: The subgraphs that are compiled with `checkpointer=False`, each with the names of the wrapped tools in
+            it whose calls nothing but their place can tell apart.
+    """
+
+    runners: list[ToolRunner]
+    unkept: dict[str, list[str]]
+
+
 def coverage(found: Any) -> CoverageManifest:
     """Every tool that a graph can be seen to call, and every place in it that cannot be seen into.
 
@@ -60,30 +73,27 @@ def coverage(found: Any) -> CoverageManifest:
     return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entry(spot) for spot in _spots(found)))
 
 
-_runners: WeakKeyDictionary[object, list[ToolRunner]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[object, Inside] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def runners_in(graph: object) -> list[ToolRunner]:
-    """What the wrapped tools in a graph carry. A compiled graph is walked once.
+def inside(graph: object) -> Inside:
+    """What can be seen of what is in a graph. A compiled one is walked once.
 
     Raises:
         DeclarationError: It is no graph.
     """
     key = graph if _is_compiled(graph) else None
-    known = _known(key)
+    with _lock:
+        known = _known.get(key) if key is not None else None
     if known is None:
-        found = [runner_of(spot.tool) for spot in _spots(graph) if spot.tool is not None]
-        known = list(dict.fromkeys(runner for runner in found if runner is not None))
+        walk = _Walk()
+        found = [runner_of(spot.tool) for spot in _spots(graph, walk) if spot.tool is not None]
+        known = Inside(list(dict.fromkeys(runner for runner in found if runner is not None)), walk.unkept)
         if key is not None:
             with _lock:
-                _runners[key] = known
+                _known[key] = known
     return known
-
-
-def _known(key: object) -> list[ToolRunner] | None:
-    with _lock:
-        return _runners.get(key) if key is not None else None
 
 
 def _entry(spot: _Spot) -> CoverageEntry:
@@ -98,11 +108,11 @@ def _entry(spot: _Spot) -> CoverageEntry:
     )
 
 
-def _spots(found: object) -> Spots:
+def _spots(found: object, walk: _Walk | None = None) -> Spots:
     """Everything in an object, each tool once: what is listed before what is inferred."""
     listed: list[_Spot] = []
     inferred: list[_Spot] = []
-    for spot in _Walk().look_at(found, ""):
+    for spot in (walk or _Walk()).look_at(found, ""):
         (listed if spot.listed else inferred).append(spot)
     seen: set[int] = set()
     for spot in (*listed, *inferred):
@@ -117,6 +127,7 @@ class _Walk:
     """One walk. A graph or a function is looked into once, wherever it is met: graphs are met in their own code."""
 
     def __init__(self) -> None:
+        self.unkept: dict[str, list[str]] = {}
         self._seen: set[int] = set()
         self._paths: set[str] = set()  # of what is named once, though a node's sync and its async code lead to it
 
@@ -144,6 +155,15 @@ class _Walk:
     def graph(self, graph: Any, path: str) -> Spots:
         if not self._first(graph):
             return
+        told = None
+        if path and getattr(graph, "checkpointer", None) is False:
+            told = self.unkept.setdefault(path, [])
+        for spot in self._within(graph, path):
+            if told is not None and _is_told_by_place(spot.tool):
+                told.append(_title(spot.tool))
+            yield spot
+
+    def _within(self, graph: Any, path: str) -> Spots:
         for name, node in graph.nodes.items():
             if name != "__start__":
                 runs = getattr(node, "bound", None) or getattr(node, "runnable", None)
@@ -299,6 +319,11 @@ def _title(tool: object) -> str:
 
 def _is_tool(found: object) -> TypeGuard[Any]:
     return isinstance(found, BaseTool) or runner_of(found) is not None
+
+
+def _is_told_by_place(tool: object) -> bool:
+    runner = runner_of(tool)
+    return runner is not None and runner.spec.key is None and runner.spec.semantics is not ActionSemantics.READ_ONLY
 
 
 def _is_compiled(found: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Literal, cast
@@ -13,9 +14,10 @@ from workflows.errors import WorkflowCancelledByUser
 from workflows.events import Event, InputRequiredEvent, WorkflowIdleEvent
 from workflows.handler import WorkflowHandler
 
-from agent_saga_core import current_saga, current_step, saga_scope
+from agent_saga_core import current_saga, current_step, read_saga, saga_scope
 from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
+from agent_saga_core.logs import shared_log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import covered
 from agent_saga_llamaindex.inside import UNTOLD, names_work
@@ -72,6 +74,7 @@ async def asaga_run(
     Raises:
         SagaAborted: The run ended, and its saga could not commit.
         RollbackIncomplete: Something may be left, and is named.
+        SagaNotFound: The log holds no saga of the suspended run.
         SagaBusy: Somebody else owns the saga; or the run waits for a person inside of a tool's call.
         DeclarationError: A suspended run is given with something else than events; or the installed workflows are
             too old, or too new, to tell one call from another.
@@ -85,6 +88,7 @@ async def asaga_run(
             'Write for example: saga_run(workflow, state, HumanResponseEvent(response="yes")).'
         )
     scope = run.scope(log, name, on_failure, approve, drain_timeout, metadata)
+    await run.find(log)
     result: Any = None
     async with scope as saga:
         with run.around(saga):
@@ -117,10 +121,10 @@ async def _heard(run: Run, suspends: bool, deadline: float | None) -> Any:
                 context = run.waiting_context() if isinstance(event, WorkflowIdleEvent) else None
                 if context is not None:
                     return await run.suspend(context, deadline)
-    elif run.answers:  # still: they are given at the first rest
+    elif run.answers:  # still: they are given whenever it has come to rest
         async with aclosing(run.events()) as events:
-            while run.answers:
-                await anext(events)
+            while run.answers and await anext(events, None) is not None:
+                pass
     return await run.result()
 
 
@@ -144,6 +148,8 @@ class Run:
         self.state = state_of(args[0]) if args else None
         self.answers: list[Any] = []
         self.asked: list[Event] = []
+        self.asks = self.state is not None
+        """Whether it has asked somebody outside, ever: an answer may be one of several, or one that nothing takes."""
         self.at_rest = False
         """Whether nothing has happened since the run last had nothing to do."""
         self.running: RunScope | None = None
@@ -186,6 +192,15 @@ class Run:
         self.within = current_saga()
         return saga
 
+    async def find(self, log: Log | str | None) -> None:
+        """Make sure that a suspended run goes on in its saga: in another log it would be a new one, and act again.
+
+        Raises:
+            SagaNotFound: The log holds no such saga; nothing was opened or called.
+        """
+        if self.state is not None and self.saga_id is not None and self.within is None:
+            await asyncio.to_thread(read_saga, shared_log(log), self.saga_id)
+
     def around(self, saga: Saga) -> AbstractContextManager[Any]:
         """Bind the tools that can be seen to the saga."""
         return covered(saga, runners_in(self.workflow))
@@ -209,16 +224,17 @@ class Run:
         return handler
 
     def answer(self) -> None:
-        """Give the answers that the run was resumed with."""
-        for answer in self.answers:
-            self.send(answer)
-        self.answers = []
+        """Give the next of the answers that the run was resumed with.
+
+        One at a time: a run comes to rest after one that nothing takes, and all that it does not know by then is lost.
+        """
+        if self.answers:
+            self.send(self.answers.pop(0))
 
     def send(self, event: Event, step: str | None = None) -> None:
         """Send an event into the run."""
         self.at_rest = False
         self.asked = []
-        self.state = None  # it does not wait for what it was suspended for any more
         self.handler.ctx.send_event(event, step)
 
     @property
@@ -234,6 +250,7 @@ class Run:
             self.at_rest = isinstance(event, WorkflowIdleEvent)
             if isinstance(event, InputRequiredEvent):
                 self.asked.append(event)
+                self.asks = True
             if self.at_rest and self.answers:
                 self.answer()
             else:
@@ -253,11 +270,19 @@ class Run:
 
     def waiting_context(self) -> dict[str, Any] | None:
         """The run's context, if only an answer from outside takes it on: it asked for one, and nothing is at work."""
-        context = self.handler.ctx.to_dict()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            context = self.handler.ctx.to_dict()
+        lost = [str(one.message) for one in said if "Unserializable" in one.category.__name__]
         workers = _workers(context)
         if any(worker.get("queue") or worker.get("in_progress") for worker in workers):
             return None
-        asks = self.asked or self.state is not None or any(worker.get("collected_waiters") for worker in workers)
+        asks = self.asks or any(worker.get("collected_waiters") for worker in workers)
+        if asks and lost:
+            raise DeclarationError(
+                f"The run waits for an answer, and its context cannot be stored whole, so that it could not go on "
+                f"({'; '.join(lost)}). Answer in this process (on_wait='wait'), or keep such values out of the context."
+            )
         return context if asks else None
 
     async def suspend(self, context: dict[str, Any], deadline: float | None = None) -> SuspendedRun:

@@ -22,6 +22,8 @@ class WorkflowFrame:
     Such a call may wait for an event like any tool, and a refused one counts towards the end of its run.
     """
 
+    pauses = INTERRUPTS
+
     def place(  # noqa: D102 - as `Frame` has it
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
     ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:

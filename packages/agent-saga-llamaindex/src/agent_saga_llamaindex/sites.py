@@ -103,6 +103,7 @@ class RunScope:
 HERE: ContextVar[RunScope | None] = ContextVar("agent_saga_llamaindex_run", default=None)
 """The run that the code belongs to: LlamaIndex copies the context into every step, and into a sync tool's thread."""
 
+
 def book_of(saga: Saga) -> Book:
     """The book of a saga, which its savepoints share."""
     return saga.shared(Book)
@@ -125,8 +126,8 @@ def label_for(saga: Saga) -> str:
 def site_of(saga: Saga, tool: str) -> CallSite | None:
     """Where a call of a tool is made: None outside of a workflow's steps.
 
-    The call that an agent's own step makes for its model is the only one of its tool in that step's work, and needs no
-    counting. The model's id of it is not used: a ReAct agent draws a new one whenever it reads the same text.
+    Counted, too, in the step in which an agent calls a tool for its model: a class of the user's may call it again
+    there. The model's id of the call is not used: a ReAct agent draws a new one whenever it reads the same text.
 
     Raises:
         BoundaryRequired: Which run, or which of its work, makes the call cannot be told.
@@ -135,8 +136,6 @@ def site_of(saga: Saga, tool: str) -> CallSite | None:
     if step is None:
         return None
     scope = f"{_label_here(saga, book_of(saga), tool)}/{_work(step, tool)}"
-    if _made_for_model(step.event, tool):
-        return CallSite(ADAPTER, scope, call_id="call")
     return CallSite(ADAPTER, scope, body=Same(step))
 
 
@@ -165,7 +164,3 @@ def _work(step: Any, tool: str) -> str:
     if item is None:
         raise BoundaryRequired(f"{tool!r}: {UNTOLD}")
     return f"{step.state.step_name}/{item}"
-
-
-def _made_for_model(event: object, tool: str) -> bool:
-    return isinstance(getattr(event, "tool_id", None), str) and getattr(event, "tool_name", None) == tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
@@ -51,18 +52,33 @@ def asaga_stream(
         **kwargs: What `run` takes by name.
     """
     run = Run(workflow, args, kwargs, saga_id)
-    return WorkflowStream(run, run.scope(log, name, on_failure, approve, drain_timeout, metadata))
+    return WorkflowStream(run, run.scope(log, name, on_failure, approve, drain_timeout, metadata), log)
 
 
 class WorkflowStream(AsyncSagaStream[Event]):
     """The events of one run. Made by `asaga_stream`."""
 
-    def __init__(self, run: Run, scope: Any) -> None:
+    def __init__(self, run: Run, scope: Any, log: Log | str | None) -> None:
         super().__init__(scope, self._events, around=run.around)
         self._run = run
+        self._log = log
         self._result: Any = None
         self._ended = False
         self._heard: AsyncGenerator[Event] | None = None
+        self._reading = asyncio.Lock()
+
+    async def __anext__(self) -> Event:
+        async with self._reading:
+            if not (self._opened or self._over):
+                await self._run.find(self._log)
+            return await super().__anext__()
+
+    async def aclose(self) -> None:
+        """End the run here: cancel it and roll the saga back, also while another task waits for the next event."""
+        if self._reading.locked():  # that task then hears that the run was cancelled
+            await self._run.stop()
+        async with self._reading:
+            await super().aclose()
 
     @property
     def handler(self) -> WorkflowHandler:

@@ -21,7 +21,10 @@ from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput, function_
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
+from agent_saga_core import Secret
 from agent_saga_core.errors import DeclarationError
+from agent_saga_core.registry import annotations_of
+from agent_saga_core.values.hints import field_hints, marks_secret
 from agent_saga_core.wrapping import Binding, Declaration, ToolRunner, runner_of
 from agent_saga_llamaindex.inside import INTERRUPTS
 from agent_saga_llamaindex.sites import ADAPTER, site_of
@@ -210,10 +213,13 @@ def _described_without_key(tool: FunctionTool, description: str) -> str:
 
 def _with_methods(tool: BaseTool, declaration: Declaration) -> BaseTool:
     wrapped: Any = _copy(tool)
-    hints: dict[str, Any] = {}
-    runner = ToolRunner(
-        _name(tool), declaration, adapter=ADAPTER, hints=hints, result_type=ToolOutput, interrupts=INTERRUPTS
-    )
+    hints = _hints(tool)
+    given = declaration.copy()
+    given["result_type"] = declaration.get("result_type") or ToolOutput
+    if any(marks_secret(hints, (name,)) for name in hints):
+        # A `ToolOutput` repeats the arguments, and says the result as text.
+        given["result_type"] = Secret[given["result_type"]]
+    runner = ToolRunner(_name(tool), given, adapter=ADAPTER, hints=hints, interrupts=INTERRUPTS)
     _carry(wrapped, runner)
     kind: Any = wrapped.__class__
     base = type(tool)
@@ -225,6 +231,22 @@ def _with_methods(tool: BaseTool, declaration: Declaration) -> BaseTool:
     if hasattr(base, "acall"):
         kind.acall = _async_method(runner, cast(Any, base).acall)
     return wrapped
+
+
+def _hints(tool: BaseTool) -> dict[str, Any]:
+    """What annotates the arguments, and the result, in any of the places where it may be marked as a secret."""
+    found: dict[str, Any] = {}
+    for name in ("__call__", "call", "acall"):
+        found.update(annotations_of(getattr(type(tool), name, None) or _nothing))
+    schema = tool.metadata.fn_schema
+    found.update(field_hints(schema) if schema is not None else {})
+    if isinstance(tool, FunctionTool):
+        found.update(annotations_of(tool.real_fn))
+    return found
+
+
+def _nothing() -> None:
+    """A function without arguments."""
 
 
 def _sync_method(runner: ToolRunner, method: Callable[..., Any]) -> Callable[..., Any]:

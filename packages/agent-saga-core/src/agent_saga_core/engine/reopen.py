@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent_saga_core.declare import ActionSemantics
-from agent_saga_core.engine.effects import Append, Blocking, Draft, Flow, Outcome, Sleep, Transition
+from agent_saga_core.engine.effects import Append, Blocking, Draft, Flow, Flush, Outcome, Sleep, Transition
 from agent_saga_core.engine.run import Run
 from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.engine.unwind import release, roll_back
@@ -37,6 +37,8 @@ def opening(run: Run, start: dict[str, Any], *, fresh: bool, busy_timeout: float
     records = yield from claim(run, fresh=fresh, busy_timeout=busy_timeout)
     if not records:
         yield Append(lambda: ([(RecordType.START, start)], None))
+        if "orphan_after" in start:  # somebody else keeps the saga's id, and may look for it at once
+            yield Flush()
         return
     run.load(records)
     status = run.fold.status

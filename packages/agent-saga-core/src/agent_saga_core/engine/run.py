@@ -60,6 +60,7 @@ class StepCall:
     """One call of a tool in a scope, from its lookup to its outcome."""
 
     __slots__ = (
+        "aborts",
         "approve",
         "args",
         "base",
@@ -119,6 +120,7 @@ class StepCall:
         self.refused = refused  # found wanting while it was prepared: recorded as NOT_APPLIED, then raised
         self.settle_later = False  # its probe or inverse is async, and this caller blocks the loop it would run on
         self.approve: Callable[..., Any] | None = None  # asked instead of the scope's own gate
+        self.aborts = False  # its scope, or one around it, was opened with on_failure="abort"
         self.undo_kwargs: dict[str, Any] | None = None
         self.undo_stored: dict[str, Any] | None = None
 

@@ -559,7 +559,8 @@ def _failed(
         run.unsettled.add((step.number, attempt.number))
         return records, "later"
     refused = isinstance(error, DeclarationError)
-    if refused or outcome.still_running or run.options.on_failure == "abort":
+    aborts = run.options.on_failure == "abort" or (running is not None and running.call.aborts)
+    if refused or outcome.still_running or aborts:
         return [*records, (RecordType.ABORT, {"reason": reason})], "abort"
     run.busy.add((step.number, attempt.number))
     return records, "settle"

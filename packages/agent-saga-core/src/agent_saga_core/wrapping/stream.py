@@ -159,6 +159,7 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         self._inside: Any = None
         self._source: AsyncIterator[T] | None = None
         self._opened = False
+        self._in_piece = False
         self._last: Any = None
         self._over = False
 
@@ -172,8 +173,12 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             if not self._opened:
                 await self._open()
             assert self._source is not None
-            with self.saga.attached():
-                self._last = await anext(self._source)
+            self._in_piece = True
+            try:
+                with self.saga.attached():
+                    self._last = await anext(self._source)
+            finally:
+                self._in_piece = False
             return self._last
         except StopAsyncIteration:
             await self._end(None)
@@ -183,10 +188,16 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """End the run here: close its iterator and roll the saga back. Does nothing if it has ended."""
+        """End the run here: close its iterator and roll the saga back. Does nothing if it has ended.
+
+        Raises:
+            RuntimeError: Another task is reading it at this moment; nothing was changed.
+        """
         if self._over or not self._opened:
             self._over = True
             return
+        if self._in_piece:
+            raise RuntimeError("Another task is reading this stream. Cancel that task: that ends the run and its saga.")
         try:
             closing = getattr(self._source, "aclose", None)
             if closing is not None:
