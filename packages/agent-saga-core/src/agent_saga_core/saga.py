@@ -94,8 +94,8 @@ def saga_scope(
 ) -> Saga:
     """Make a scope; `with` or `async with` opens it. A scope inside an open one joins it as a savepoint.
 
-    A scope that joins another one has an `approve` and an `on_failure` of its own, where they are given; the rest is that
-    of the saga.
+    A scope that joins another one has an `approve` and an `on_failure` of its own, where they are given; the rest is
+    that of the saga.
 
     Leaving the scope normally means that the saga committed. An exception means that it did not: everything that
     may have happened was undone, or `RollbackIncomplete` names what may be left.
