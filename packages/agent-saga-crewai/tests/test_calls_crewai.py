@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from types import ModuleType
 from typing import Any
 
@@ -273,6 +274,20 @@ def test_a_cached_answer_is_none_while_another_saga_may_undo_it(
     assert len(done) == count and read_saga(log, "later").status is SagaStatus.COMMITTED, "given back, by the log"
 
 
+@BOTH
+def test_a_cached_answer_is_none_outside_of_the_saga_that_may_undo_it(
+    crews: ModuleType, done: Done, log: FileLog, native: bool
+) -> None:
+    crew = crews.crew_of(
+        [crews.wrap_tool(paying(crews, done), **BY_RESULT)], Script([*pays(1), "paid"] * 2), native=native, cache=True
+    )
+    with pytest.raises(Kaput), saga_scope(log=log):
+        crew.kickoff()
+        Context().run(crew.kickoff)
+        raise Kaput
+    assert done == [("pay", 1), ("pay", 1), ("unpay", 1)]
+
+
 def test_the_cache_is_read_as_we_fill_it(crews: ModuleType) -> None:
     from crewai.agents.cache.cache_handler import CacheHandler
 
@@ -520,6 +535,36 @@ def test_a_tool_that_calls_itself_makes_a_step_of_each_call(
     assert sorted(done[3:]) == [("unpay", 1), ("unpay", 2), ("unpay", 3)]
 
 
+def test_an_async_tool_that_calls_itself_makes_a_step_of_each_call(crews: ModuleType, done: Done, log: FileLog) -> None:
+    class Dig(crews.BaseTool):
+        name: str = "dig"
+        description: str = "Dig."
+
+        def _run(self, amount: int) -> int:
+            raise AssertionError("never called")
+
+        async def _arun(self, amount: int) -> int:
+            done.append(("pay", amount))
+            if amount < 3:
+                await held.arun(amount=amount + 1)
+            return amount
+
+        async def arun(self, *args: Any, **kwargs: Any) -> Any:
+            return await super().arun(*args, **kwargs)
+
+    held = crews.wrap_tool(Dig(), semantics="COMPENSABLE", compensate=undo("unpay", amount="result"))
+
+    async def main() -> None:
+        async with saga_scope(log=log) as saga:
+            await held.arun(amount=1)
+            assert len(saga.steps) == 3
+            raise Kaput
+
+    with pytest.raises(Kaput):
+        asyncio.run(main())
+    assert sorted(done) == [("pay", 1), ("pay", 2), ("pay", 3), ("unpay", 1), ("unpay", 2), ("unpay", 3)]
+
+
 def test_a_plain_tool_with_the_name_of_a_wrapped_one_makes_each_of_its_calls(
     crews: ModuleType, done: Done, log: FileLog
 ) -> None:
@@ -537,14 +582,14 @@ def test_a_plain_tool_with_the_name_of_a_wrapped_one_makes_each_of_its_calls(
     assert script.heard[0].startswith("[3, 4]") and len(done) == 4
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @BOTH
 def test_an_inverse_that_is_a_wrapped_tool_is_no_part_of_the_call_that_it_undoes(
-    crews: ModuleType, done: Done, log: FileLog, native: bool
+    crews: ModuleType, done: Done, log: FileLog, native: bool, is_async: bool
 ) -> None:
     """It runs in the middle of that call, which then left nothing: made again it is the same step."""
     left = [Kaput("unclear")] * (1 if native else 6)
 
-    @crews.tool("transfer")
     def transfer(amount: int) -> int:
         """Transfer."""
         done.append(("transfer", amount))
@@ -552,12 +597,21 @@ def test_an_inverse_that_is_a_wrapped_tool_is_no_part_of_the_call_that_it_undoes
             raise left.pop()
         return amount
 
-    @compensator("transfer back")
+    async def atransfer(amount: int) -> int:
+        """Transfer."""
+        return transfer(amount)
+
     def back(amount: int) -> None:
         wrapped.run(amount=-amount)
 
+    async def aback(amount: int) -> None:
+        await wrapped.arun(amount=-amount)
+
+    compensator("transfer back")(aback if is_async else back)
+    plain = crews.tool("transfer")(atransfer if is_async else transfer)
+
     by_args = undo("transfer back", if_absent="forbids", amount="args.amount")
-    wrapped = crews.wrap_tool(transfer, semantics="COMPENSABLE", compensate=by_args)
+    wrapped = crews.wrap_tool(plain, semantics="COMPENSABLE", compensate=by_args)
     call = Call("transfer", {"amount": 1})
     script = Script([call, call, "done"] if native else [call, Call("transfer", {"amount": 2}), call, "done"])
     crews.saga_run(crews.crew_of([wrapped], script, native=native), log=log, saga_id="s")
