@@ -547,6 +547,24 @@ def test_where_the_state_of_a_run_is_kept_is_found_however_its_thread_is_named(n
     assert world.done == ([] if stops else ["a"]) and world.undone == []
 
 
+@pytest.mark.parametrize("around", ["node", "chain"])
+def test_a_thread_that_is_named_for_a_run_is_its_own_whatever_surrounds_it(around, world, log, pay, say):
+    saver = InMemorySaver()
+    inner = create_agent(say(("pay", {"item": "a"}, "c1"), "done"), [pay], checkpointer=saver)
+
+    def act(given: Any) -> Any:
+        saga_run(inner, GO, {"configurable": {"thread_id": "inner"}}, log=log)
+        return {}
+
+    built = StateGraph(MessagesState)
+    built.add_node("node", act)
+    built.add_edge(START, "node")
+    outer: Any = built.compile(checkpointer=InMemorySaver()) if around == "node" else RunnableLambda(act)
+    outer.invoke({"messages": []}, THREAD)
+    threads = {found.config["configurable"]["thread_id"] for found in saver.list(None)}
+    assert threads == {"inner"} and world.done == ["a"]
+
+
 @pytest.mark.parametrize("own", [True, "saver", None])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_run_that_is_kept_as_a_part_of_the_graph_around_commits(kept, own, world, log, pay, say):
