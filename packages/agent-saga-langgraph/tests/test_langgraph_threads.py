@@ -13,6 +13,7 @@ import aiosqlite
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.errors import GraphDrained
@@ -748,3 +749,12 @@ def test_a_graph_that_cannot_be_looked_into_undoes_nothing(till: Till, log: Log,
     with pytest.raises(DeclarationError, match="no graph and no tool"):
         saga_run(graph.with_retry(), Command(resume="yes"), thread(), log=log)
     assert sagas(log) == [SagaStatus.SUSPENDED] and till.refunded == []
+
+
+def test_a_run_keeps_the_thread_that_it_is_given_whatever_surrounds_it(till: Till, log: Log, saver: Any) -> None:
+    graph = charge_then_ask(till, saver)
+    around = RunnableLambda(lambda given: saga_run(graph, EMPTY, thread("own"), log=log))
+    around.invoke(None, thread("outer"))
+    assert graph.get_state(thread("own")).next and not graph.get_state(thread("outer")).next
+    assert saga_run(graph, Command(resume="yes"), thread("own"), log=log)["noted"] == ["yes"]
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10]

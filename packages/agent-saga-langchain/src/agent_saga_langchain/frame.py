@@ -18,6 +18,8 @@ __all__ = ["RunFrame"]
 class RunFrame:
     """The frame of one run: a function called in a task of a graph has its place there, and may be paused by it."""
 
+    pauses: tuple[type[BaseException], ...] = (GraphPause,)
+
     def place(  # noqa: D102 - as `Frame` has it
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
     ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:

@@ -23,7 +23,7 @@ from agent_saga_langchain.places import is_rollback_only, is_savepoint
 from agent_saga_langchain.waiting import has_interrupt, reason_in, thread_of
 from agent_saga_langchain.walk import kept_graphs_in, runners_in
 
-__all__ = ["asaga_run", "asaga_stream", "saga_run", "saga_stream"]
+__all__ = ["asaga_run", "asaga_stream", "saga_run", "saga_stream", "with_handler"]
 
 
 def saga_run(
@@ -264,7 +264,7 @@ class _Run:
         self.deadline = deadline
         self._tools = tuple(tools)
         self._given = config
-        self.config = _with_handler(config, _Limit(saga))
+        self.config = with_handler(config, _Limit(saga))
         self._interrupted = False
         self._left_by: Exception | None = None
 
@@ -373,7 +373,7 @@ class _Limit(BaseCallbackHandler):
             raise SagaAborted(f"saga {saga.id!r} is being rolled back and refused {saga.refusals} calls: the run ends.")
 
 
-def _with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -> RunnableConfig:
+def with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -> RunnableConfig:
     """The config with one callback more; all else is for the runnable to merge with what surrounds it.
 
     A config without callbacks means those of the run around this one, which naming a callback would silence.

@@ -13,6 +13,7 @@ from agent_saga_core import current_saga
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.wrapping import Declaration, runner_of
 from agent_saga_langchain import wrap_tool
+from agent_saga_langchain.seats import made_for
 
 __all__ = ["ToolCallHooks", "hooks_of"]
 
@@ -49,13 +50,15 @@ class ToolCallHooks:
             DeclarationError: Inside of a saga, the tool has no declaration and is not allowed without one. Nothing was
                 called.
         """
-        return handler(self._with_wrapped(request))
+        with made_for(request.tool_call):
+            return handler(self._with_wrapped(request))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """The hook for `ToolNode(awrap_tool_call=...)`; as `wrap_tool_call`."""
-        return await handler(self._with_wrapped(request))
+        with made_for(request.tool_call):
+            return await handler(self._with_wrapped(request))
 
     def wrapped(self, tool: BaseTool) -> BaseTool | None:
         """The tool that a call of this one is made with; None if such a call is refused.

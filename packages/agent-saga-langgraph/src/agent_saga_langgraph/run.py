@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, cast
 
-from langchain_core.runnables.config import RunnableConfig, merge_configs
+from langchain_core.runnables.config import RunnableConfig
 from langgraph import errors
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, GraphResumeEvent
 
@@ -19,6 +19,7 @@ from agent_saga_core.errors import DeclarationError
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, covered
 from agent_saga_langchain.places import current_task
+from agent_saga_langchain.run import with_handler
 from agent_saga_langgraph.approvals import Gate
 from agent_saga_langgraph.looking import Look, Read, alook, look
 from agent_saga_langgraph.scope import graph_scope
@@ -383,8 +384,9 @@ class _Run:
 
     def config(self, saga: Saga) -> Any:
         """The config to run with: the saga's id is stored with each checkpoint."""
-        more: RunnableConfig = {"metadata": {"saga_id": saga.id}, "callbacks": [self.watch]}
-        return merge_configs(cast(RunnableConfig, self.stands.config), more)
+        given = cast(RunnableConfig, self.stands.config)
+        # Not merged with what surrounds the run: a thread that was given would lose to the one around it.
+        return {**with_handler(given, self.watch), "metadata": {**(given.get("metadata") or {}), "saga_id": saga.id}}
 
     def check(self, saga: Saga) -> Look[None]:
         """Look at the thread once more, now that nobody else can resume it."""
