@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
 import os
 import re
 import sys
@@ -35,6 +34,7 @@ sys.path.insert(0, str(ROOT / "integration-tests" / "cross_framework"))
 from cross_teams import FRAMEWORKS, harness_of  # noqa: E402
 
 from agent_saga_core import MemoryLog, compensator, undo  # noqa: E402
+from agent_saga_core.engine.calls import site_in  # noqa: E402
 from agent_saga_core.registry import isolated_registry  # noqa: E402
 from agent_saga_core.testing import AdapterHarness, Call, Script  # noqa: E402
 
@@ -121,10 +121,14 @@ def _identity(harness: AdapterHarness) -> str:
             harness.run(entry, [tool], script, log=log, saga_id="s")
         (intent,) = [record for record in log.read("s") if record.type == "INTENT"]
         known = {found.identity for found in harness.coverage(harness.agent([tool], Script([]))).entries}
-    _, _, scope, _, call = json.loads(intent.data["identity"])
-    scope = re.sub(r"[0-9a-f]{12,}", "...", scope)
+    identity = intent.data["identity"]
+    placed = site_in(identity)
+    assert placed is not None, identity
+    site = placed[1]
+    call = f"`{site.call_id}`" if site.call_id is not None else f"number {identity.rpartition('#')[2]}"
+    scope = re.sub(r"[0-9a-f]{12,}", "...", site.scope)
     word = next(iter(known - {None, ""}))
-    return f"{word}:<br>`{call}` within `{scope}`"
+    return f"{word}:<br>{call} within `{scope}`"
 
 
 def _person(harness: AdapterHarness) -> str:
