@@ -840,17 +840,6 @@ def _() -> Any:
 # --- rule 5a: pauses
 
 
-@_broken("a paused call goes on unannounced", "5a: a paused call goes on behind a second INTENT", faults={"pause": 3.0})
-def _() -> Any:
-    real = _FOLDS[RecordType.INTENT]
-
-    def intent(state: SagaFold, record: Any, data: dict[str, Any]) -> None:
-        if not data.get("resumed"):
-            real(state, record, data)
-
-    return _in_fold(RecordType.INTENT, intent)
-
-
 @_broken("a pause leaves nothing", "5a: what a tool did before it paused is not known", faults={"pause": 3.0})
 def _() -> Any:
     real = StepSpec.says_not_applied
