@@ -45,8 +45,14 @@ BY_RESULT: dict[str, Any] = {
 }
 
 
-def act(name: str, *, is_async: bool = False, meeting: threading.Barrier | None = None) -> Callable[..., Any]:
-    """A tool function `name(item)` that books; with `meeting`, it first waits there for others.
+def act(
+    name: str,
+    *,
+    is_async: bool = False,
+    meeting: threading.Barrier | None = None,
+    first: Callable[[], Any] | None = None,
+) -> Callable[..., Any]:
+    """A tool function `name(item)` that books; with `meeting`, it first waits there for others, or does `first`.
 
     The booking says by whom it was made, so that the service can be told to fail one of them.
     """
@@ -55,6 +61,8 @@ def act(name: str, *, is_async: bool = False, meeting: threading.Barrier | None 
         """Book something."""
         if meeting is not None:
             meeting.wait(BOUND)
+        if first is not None:
+            first()
         step = current_step()
         assert step is not None, "the call is no step of any saga"
         made = service().book("hotel", key=step.idempotency_key, by=name, item=item, saga=step.saga_id)

@@ -117,6 +117,21 @@ def together(saga_id: str, log: str, first: str, second: str, fails: bool) -> Js
     return _told(saga)
 
 
+def nested(saga_id: str, log: str, outer: str, inner: str) -> Json:
+    """An agent of one framework is a tool of another one's agent; then the work as a whole fails."""
+    saga = saga_scope(saga_id, log=log)
+    try:
+        with saga:
+            team = Team(inner, act(inner), BY_RESULT)
+            # Where a sync tool would run on a loop, which the inner run could not block, the tool is async.
+            is_async = outer not in ("langchain", "langgraph")
+            Team(outer, act(outer, is_async=is_async, first=team.run), BY_RESULT).run()
+            raise TripFailed
+    except TripFailed:
+        pass
+    return _told(saga)
+
+
 def upto(saga_id: str, log: str, last: str) -> Json:
     """Everybody before `last` acts, then `last`, in whose turn the process is killed."""
     names = list(FRAMEWORKS)
@@ -126,7 +141,7 @@ def upto(saga_id: str, log: str, last: str) -> Json:
     return {}
 
 
-JOBS = {job.__name__: job for job in (imports, everybody, pair, together, upto)}
+JOBS = {job.__name__: job for job in (imports, everybody, pair, together, nested, upto)}
 
 
 def main() -> None:

@@ -58,3 +58,17 @@ def test_two_at_once_on_one_loop(
     assert told["status"] == ("ROLLED_BACK" if fails else "COMMITTED") and told["clean"], told
     assert sorted(undone(world, made)) == (sorted([first, second]) if fails else [])
     assert len(list_sagas(log)) == 1
+
+
+@pytest.mark.promise("any-thread-any-loop", "lifo")
+@pytest.mark.parametrize(("outer", "inner"), NEIGHBOURS)
+def test_an_agent_of_one_framework_inside_a_tool_of_another(
+    process: Worker, world: Client, log: str, outer: str, inner: str
+) -> None:
+    saga_id = f"{outer}({inner})"
+    told = process.run("nested", saga_id=saga_id, log=log, outer=outer, inner=inner)
+    made = bookings(world, saga_id)
+    assert [one["by"] for one in made] == [inner, outer]
+    assert undone(world, made) == [outer, inner], "the outer call ended last"
+    assert told["status"] == "ROLLED_BACK" and told["clean"], told
+    assert sorted(tool for tool, _ in told["steps"]) == sorted([f"book_{outer}", f"book_{inner}"])
