@@ -19,9 +19,9 @@ from agent_saga_core.engine.effects import Append, Flush
 from agent_saga_core.engine.run import Run
 from agent_saga_core.log.memory import MemoryLog
 from agent_saga_core.records import RecordType
-from agent_saga_core.state import _FOLDS, Attempt, SagaFold, StepStatus
+from agent_saga_core.state import _FOLDS, Attempt, SagaFold, SagaStatus, StepStatus
 from simulation import process as processes
-from simulation.plan import Call, Visitor
+from simulation.plan import FAULTS, Call, Visitor
 from simulation.shrink import run_seed
 from simulation.simulation import Violation
 from simulation.world import Paused
@@ -838,6 +838,32 @@ def _() -> Any:
 
 
 # --- rule 5a: pauses
+
+
+@_broken(
+    "a paused call goes on unannounced",
+    "5a: a paused call goes on behind a second INTENT",
+    lanes=((Call(kind="book", amount=1),),),
+    # Nothing but the one kill, while the call that goes on is on its way.
+    faults={**dict.fromkeys(FAULTS, 0.0), "pause": 3.0, "kill": 3.0, "slow": 3.0, "hasty": 0.0},
+    visitors=(Visitor(role="open"), Visitor(asked=True)),
+    kills=1,
+    raises=False,
+    suspends=False,
+    heeds=True,
+    resume="replay",
+    durability="strict",
+)
+def _() -> Any:
+    real = _FOLDS[RecordType.INTENT]
+
+    def intent(state: SagaFold, record: Any, data: dict[str, Any]) -> None:
+        if not data.get("resumed"):
+            real(state, record, data)
+        else:
+            state.status = SagaStatus.RUNNING
+
+    return _in_fold(RecordType.INTENT, intent)
 
 
 @_broken("a pause leaves nothing", "5a: what a tool did before it paused is not known", faults={"pause": 3.0})

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulation.tools import KINDS
 
-__all__ = ["Call", "Lane", "Plan", "Savepoint", "Visitor", "drawn", "focused", "simpler"]
+__all__ = ["FAULTS", "Call", "Lane", "Plan", "Savepoint", "Visitor", "drawn", "focused", "simpler"]
 
 
 @dataclass(frozen=True, kw_only=True)
