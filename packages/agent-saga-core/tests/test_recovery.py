@@ -15,6 +15,7 @@ from agent_saga_core import (
     MemoryLog,
     NotApplied,
     Observation,
+    RecoveryReport,
     RollbackIncomplete,
     SagaBusy,
     SagaNotFound,
@@ -599,6 +600,17 @@ def test_a_registered_probe_settles_in_another_process(log, clock, world, refund
 
 
 # --- many sagas, and the async one
+
+
+def test_what_another_recovery_has_finished_meanwhile_is_none_of_this_ones(log, clock, world, refund, monkeypatch):
+    again = _die(log, clock, lambda saga: _charge(world, saga, undo(refund, charge_id="result.id")))
+    stale = again.unfinished()
+    assert recover(again).recovered == ("s",)
+    told: list[str] = []
+    monkeypatch.setattr(again, "unfinished", lambda: stale)  # the list was read before the other one was through
+    report = recover(again, progress=lambda saga_id, verdict, reason: told.append(saga_id))
+    assert report == RecoveryReport() and told == []
+    assert recover(again, saga_id="s").untouched == ("s",), "who names it hears how it stands"
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

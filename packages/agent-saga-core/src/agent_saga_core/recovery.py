@@ -118,10 +118,12 @@ def read_saga(log: Log | str, saga_id: str) -> SagaState:
 class _Job:
     """One saga on its way through a recovery."""
 
-    def __init__(self, log: Log, saga_id: str, *, asked: bool) -> None:
+    def __init__(self, log: Log, saga_id: str, *, asked: bool, named: bool = True) -> None:
         self.log = log
         self.saga_id = saga_id
         self.asked = asked  # an explicit recovery, which gives what needs attention three new tries
+        self.named = named  # by the caller; else it was found unfinished
+        self.gone = False  # found unfinished, and finished by somebody else before it was looked at
         self.run = Run(saga_id, log, Options(), recovering=True)
         self.wake: float | None = None
         self.verdict: Verdict | None = None
@@ -209,6 +211,7 @@ def _leave_alone(job: _Job, folded: SagaFold) -> bool:
     now = job.log.clock.time()
     match folded.status:
         case SagaStatus.COMMITTED | SagaStatus.ROLLED_BACK:
+            job.gone = not job.named
             job.ends("untouched", f"it is {folded.status}")
         case SagaStatus.SUSPENDED if folded.deadline is not None and now < folded.deadline:
             job.ends("untouched", "it is suspended and its deadline has not passed")
@@ -270,7 +273,7 @@ class _Recovery:
         if saga_id is not None:
             _check_known(log, saga_id)
         ids = (saga_id,) if saga_id is not None else log.unfinished().saga_ids
-        self.jobs = [_Job(log, found, asked=retry) for found in ids]
+        self.jobs = [_Job(log, found, asked=retry, named=saga_id is not None) for found in ids]
 
     def first(self, job: _Job) -> Flow[None]:
         yield from _begin(job, dry_run=self.dry_run)
@@ -281,7 +284,7 @@ class _Recovery:
         self._tell(job)
 
     def _tell(self, job: _Job) -> None:
-        if self.progress is not None and job.verdict is not None:
+        if self.progress is not None and job.verdict is not None and not job.gone:
             with self.told:
                 self.progress(job.saga_id, job.verdict, job.reason)
 
@@ -300,7 +303,7 @@ class _Recovery:
 
     def report(self) -> RecoveryReport:
         def of(verdict: Verdict) -> tuple[str, ...]:
-            return tuple(job.saga_id for job in self.jobs if job.verdict == verdict)
+            return tuple(job.saga_id for job in self.jobs if job.verdict == verdict and not job.gone)
 
         return RecoveryReport(
             recovered=of("recovered"),
@@ -308,7 +311,7 @@ class _Recovery:
             untouched=of("untouched"),
             live=of("live"),
             damaged=of("damaged"),
-            reasons={job.saga_id: job.reason for job in self.jobs if job.reason},
+            reasons={job.saga_id: job.reason for job in self.jobs if job.reason and not job.gone},
         )
 
 
