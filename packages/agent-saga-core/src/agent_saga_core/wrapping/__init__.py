@@ -3,8 +3,16 @@
 from agent_saga_core.engine.run import CallSite
 from agent_saga_core.saga import Frame
 from agent_saga_core.wrapping.covered import covered
-from agent_saga_core.wrapping.functions import Binding, saga_tool
+from agent_saga_core.wrapping.functions import Binding, refuse_generator, saga_tool
 from agent_saga_core.wrapping.runner import REFUSALS, Declaration, ToolRunner, runner_of
+from agent_saga_core.wrapping.running import (
+    ScopeOptions,
+    on_a_loop,
+    refuse_on_a_loop,
+    refused_too_often,
+    run_blocking,
+)
+from agent_saga_core.wrapping.same import Same, equal_args
 from agent_saga_core.wrapping.stream import AsyncSagaStream, SagaStream
 
 __all__ = [
@@ -14,9 +22,17 @@ __all__ = [
     "CallSite",
     "Declaration",
     "Frame",
+    "Same",
     "SagaStream",
+    "ScopeOptions",
     "ToolRunner",
     "covered",
+    "equal_args",
+    "on_a_loop",
+    "refuse_generator",
+    "refuse_on_a_loop",
+    "refused_too_often",
+    "run_blocking",
     "runner_of",
     "saga_tool",
 ]

@@ -16,7 +16,7 @@ from agent_saga_core.errors import DeclarationError
 from agent_saga_core.registry import accepts_key
 from agent_saga_core.wrapping.runner import Declaration, ToolRunner
 
-__all__ = ["Binding", "saga_tool"]
+__all__ = ["Binding", "refuse_generator", "saga_tool"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,13 +78,22 @@ def saga_tool(
         )
         tool = name if name is not None else getattr(fn, "__name__", type(fn).__name__)
         runner = ToolRunner(tool, declaration, fn=fn)
-        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise DeclarationError(
-                f"{tool!r} is a generator function, whose effects would come after the step. Return a list instead."
-            )
+        refuse_generator(tool, fn)
         return cast(F, _wrapped(fn, runner))
 
     return declare
+
+
+def refuse_generator(tool: str, fn: Callable[..., Any]) -> None:
+    """Refuse a function whose call is over before its effects begin.
+
+    Raises:
+        DeclarationError: It is a generator function.
+    """
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise DeclarationError(
+            f"{tool!r} is a generator function, whose effects would come after the step. Return a list instead."
+        )
 
 
 class Binding:
@@ -107,6 +116,14 @@ class Binding:
         if self.takes_key:
             self.defaults["idempotency_key"] = ""  # ours to give: a placeholder until the attempt has its key
         self.receiver = _receiver(fn, self.names)
+
+    @property
+    def shown(self) -> inspect.Signature:
+        """The signature without `idempotency_key`, which is ours to give."""
+        if not self.takes_key:
+            return self.signature
+        shown = [p for p in self.signature.parameters.values() if p.name != "idempotency_key"]
+        return self.signature.replace(parameters=shown)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], Any]]:
         """The arguments by name, defaults applied, and the call itself, given its idempotency key.
@@ -208,7 +225,6 @@ def _wrapped(fn: Callable[..., Any], runner: ToolRunner) -> Callable[..., Any]:
     annotations = _annotations(fn, binding.signature)
     wrapper.__annotations__ = {n: a for n, a in annotations.items() if n != "idempotency_key" or not binding.takes_key}
     if binding.takes_key:
-        shown = [p for p in binding.signature.parameters.values() if p.name != "idempotency_key"]
-        wrapper.__signature__ = binding.signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        wrapper.__signature__ = binding.shown  # type: ignore[attr-defined]
     wrapper.__agent_saga__ = runner  # type: ignore[attr-defined]
     return wrapper
