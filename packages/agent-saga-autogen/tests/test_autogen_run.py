@@ -19,10 +19,14 @@ from autogen_core import (
     DefaultInterventionHandler,
     DropMessage,
     FunctionCall,
+    MessageContext,
+    RoutedAgent,
     SingleThreadedAgentRuntime,
+    message_handler,
 )
 from autogen_core.exceptions import MessageDroppedException
-from autogen_core.tool_agent import ToolAgent, ToolExecutionException
+from autogen_core.models import FunctionExecutionResultMessage, LLMMessage, SystemMessage
+from autogen_core.tool_agent import ToolAgent, ToolException, ToolExecutionException, tool_agent_caller_loop
 from autogen_core.tools import FunctionTool
 
 from agent_saga_autogen import asaga_run, asaga_stream, bind, saga_run, wrap_tool
@@ -71,6 +75,7 @@ async def test_a_team_on_a_runtime_started_in_another_saga_runs_in_its_own(
         await run
         await runtime.stop()
     assert books(world, log, "A") == [] and books(world, log, "A2") == ["a"] and books(world, log, "B") == ["b"]
+    assert world.acts == ["book a", "book b"]
     assert read_saga(log, "B").status is SagaStatus.COMMITTED
 
 
@@ -116,6 +121,7 @@ async def test_two_teams_at_once_with_the_same_tool_are_two_sagas(
         await runtime.stop()
     for saga_id in "ABC":
         assert books(world, log, saga_id) == [f"hold {saga_id}0", f"hold {saga_id}1"]
+    assert sorted(world.acts) == [f"book hold {saga_id}{n}" for saga_id in "ABC" for n in range(2)]
 
 
 async def test_where_the_run_of_a_call_cannot_be_told_between_two_sagas_it_is_refused(
@@ -688,6 +694,76 @@ async def test_a_tool_agent_on_a_running_runtime(is_async: bool, world: Any, log
     assert books(world, log, "A") == ["a", "a"] and world.standing == []
     identities = [record.data["identity"] for record in log.read("A") if record.type == "INTENT"]
     assert all('"0/tools"' in identity for identity in identities)
+
+
+class Person(DefaultInterventionHandler):
+    """Asks before each call, as AutoGen's own documentation does it, and denies those that book `no`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def on_send(self, message: Any, *, message_context: MessageContext, recipient: AgentId) -> Any:
+        if isinstance(message, FunctionCall):
+            self.asked.append(message.arguments)
+            if '"no"' in message.arguments:
+                raise ToolException(call_id=message.id, name=message.name, content="A person denied this call.")
+        return message
+
+
+class Clerk(RoutedAgent):
+    """An agent of core that has its tools called by a tool agent, through the runtime."""
+
+    def __init__(self, client: Any, tools: list[Any]) -> None:
+        super().__init__("A clerk.")
+        self.client, self.tools = client, tools
+
+    @message_handler
+    async def on_text(self, message: TextMessage, ctx: MessageContext) -> TextMessage:
+        history: list[LLMMessage] = [SystemMessage(content=message.content)]
+        said = await tool_agent_caller_loop(
+            self, AgentId("tools", "default"), self.client, history, self.tools, ctx.cancellation_token
+        )
+        results = [
+            (one.content, one.is_error)
+            for turn in said
+            if isinstance(turn, FunctionExecutionResultMessage)
+            for one in turn.content
+        ]
+        return TextMessage(content=repr(results), source="clerk")
+
+
+@pytest.mark.parametrize("started", ["before", "inside"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_core_agent_whose_calls_a_person_may_deny(
+    is_async: bool, started: str, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    person = Person()
+    tool = wrap_tool(FunctionTool(world.tool(is_async=is_async), "Book."), **by_item)
+    runtime = SingleThreadedAgentRuntime(intervention_handlers=[person])
+    calls = [("0", "book", {"item": "a"}), ("1", "book", {"item": "no"})], [("0", "book", {"item": "b"})]
+    client = model.client(*calls, "booked")
+    await ToolAgent.register(runtime, "tools", lambda: ToolAgent("t", [tool]))
+    await Clerk.register(runtime, "clerk", lambda: Clerk(client, [tool]))
+    if started == "before":
+        runtime.start()
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(KeyError):
+            async with saga_scope("A", log=log) as saga:
+                if started == "inside":
+                    runtime.start()
+                with bind(saga, [tool]):
+                    asked = TextMessage(content="go", source="user")
+                    told = await runtime.send_message(asked, AgentId("clerk", "default"))
+                assert world.standing == ["a", "b"]
+                raise KeyError("over")
+        await runtime.stop()
+    assert told.content == repr(  # AutoGen itself shows nothing of what its ToolException says
+        [(str({"id": "a"}), False), ("Error: ", True), (str({"id": "b"}), False)]
+    )
+    assert len(person.asked) == 3, "the handler hears of every call, as without a saga"
+    assert world.acts == ["book a", "book b", "undo b", "undo a"]
+    assert books(world, log, "A") == ["a", "b"], "a call that was denied is no step"
+    assert read_saga(log, "A").status is SagaStatus.ROLLED_BACK
 
 
 async def test_the_exceptions_of_a_tool_agent_come_out_as_they_are(world: Any, log: Any, by_result: Any) -> None:
