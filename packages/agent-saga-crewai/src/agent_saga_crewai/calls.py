@@ -41,6 +41,7 @@ class FrameworkCall:
     __slots__ = (
         "_error",
         "_execution",
+        "_failed_with",
         "_finished",
         "_key",
         "_numbers",
@@ -83,6 +84,7 @@ class FrameworkCall:
         self._key: str | None = None
         self._finished: tuple[Mapping[str, Any], Any] | None = None
         self._error: Exception | None = None
+        self._failed_with: Mapping[str, Any] | None = None
         self._refused: Exception | None = None
 
     def is_of(self, runner: ToolRunner) -> bool:
@@ -112,14 +114,17 @@ class FrameworkCall:
         """Begin to execute the tool; what it returned if the framework executes a finished call once more.
 
         Raises:
-            Exception: It was refused before. The framework tries three times and more; the model is told once, and it
-                counts once.
+            Exception: It was refused before, or it failed and was undone. The framework tries three times and more; the
+                model is told once, and it counts once.
         """
         self.entered = True
         if self._refused is not None:
             raise self._error if self._error is not None else self._refused
+        if self._error is not None and self._was_undone(args):
+            raise self._error
         if self._finished is not None and _equal(self._finished[0], args):
             return (self._finished[1],)
+        self._failed_with = args
         self._execution = object()
         self._running = True
         return None
@@ -158,9 +163,18 @@ class FrameworkCall:
         """Whether made again it is the next attempt of the same step: never made, or settled as if it had not been."""
         if not self.entered or self._key is None:
             return True
+        return self._status() in (StepStatus.NOT_APPLIED, StepStatus.COMPENSATED)
+
+    def _was_undone(self, args: Mapping[str, Any]) -> bool:
+        """Whether its last execution may have acted: it was undone, and is not made once more without being asked for."""
+        failed = self._failed_with
+        return failed is not None and _equal(failed, args) and self._status() is StepStatus.COMPENSATED
+
+    def _status(self) -> StepStatus | None:
+        """What became of the step that it made last."""
         saga = current_saga()
-        step = next((s for s in saga.steps if s.forward_key == self._key), None) if saga is not None else None
-        return step is not None and step.status in (StepStatus.NOT_APPLIED, StepStatus.COMPENSATED)
+        steps = saga.steps if saga is not None else ()
+        return next((step.status for step in steps if step.forward_key == self._key), None)
 
 
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
