@@ -87,7 +87,7 @@ def test_how_often_crewai_executes_a_failing_tool(crews: ModuleType, done: Done,
 def test_a_failed_call_that_was_undone_is_executed_once(
     crews: ModuleType, done: Done, log: FileLog, native: bool, is_async: bool
 ) -> None:
-    """Undone from its arguments the call has left nothing, and the model may make it again; CrewAI by itself may not."""
+    """Undone from its arguments it has left nothing: the model may make it again, and CrewAI by itself may not."""
     left = [Kaput("no such account")] * 6
 
     def lose(amount: int) -> None:

@@ -166,7 +166,7 @@ class FrameworkCall:
         return self._status() in (StepStatus.NOT_APPLIED, StepStatus.COMPENSATED)
 
     def _was_undone(self, args: Mapping[str, Any]) -> bool:
-        """Whether its last execution may have acted: it was undone, and is not made once more without being asked for."""
+        """Whether its last execution failed and was undone: it is not made once more unless somebody asks for it."""
         failed = self._failed_with
         return failed is not None and _equal(failed, args) and self._status() is StepStatus.COMPENSATED
 
