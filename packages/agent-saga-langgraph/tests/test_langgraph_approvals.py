@@ -102,6 +102,24 @@ def test_a_yes_to_other_arguments_is_no_yes(till: Till, log: Log, saver: Any) ->
     assert till.priced == [99]
 
 
+@pytest.mark.parametrize("kind", ["create_agent", "by hand"])
+def test_a_yes_to_a_call_that_a_person_then_edited_is_no_yes(kind: str, till: Till, log: Log, saver: Any) -> None:
+    llm = model(call("set_price", "c1", price=10), "done")
+    graph: Any = (create_agent if kind == "create_agent" else hand_built)(
+        llm, [wrapped(till.set_price, PRICE)], checkpointer=saver
+    )
+    (asked,) = saga_run(graph, GO, thread(), log=log)["__interrupt__"]
+    assert asked.value["args"] == {"price": 10}
+    message = graph.get_state(thread()).values["messages"][-1]
+    edited = message.model_copy(update={"tool_calls": [{**message.tool_calls[0], "args": {"price": 99}}]})
+    graph.update_state(thread(), {"messages": [edited]}, as_node="model")
+    (again,) = saga_run(graph, Command(resume=approve(asked)), thread(), log=log)["__interrupt__"]
+    assert again.value["args"] == {"price": 99} and again.value["token"] != asked.value["token"]
+    assert till.priced == []
+    saga_run(graph, Command(resume=approve(again)), thread(), log=log)
+    assert till.priced == [99] and the(log).status is SagaStatus.COMMITTED
+
+
 def test_after_a_time_travel_the_old_yes_is_not_taken(till: Till, log: Log, saver: Any) -> None:
     tool = wrapped(till.set_price, PRICE)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from operator import add
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,7 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph_fakes import CHARGE, MAIL, Till, chain, hand_built, model, wrapped
 
-from agent_saga_core import BoundaryRequired, DeclarationError, Log, saga_tool
+from agent_saga_core import BoundaryRequired, CoverageManifest, DeclarationError, Log, saga_tool
 from agent_saga_core.fleet import adapter_for
 from agent_saga_langgraph import ToolCallHooks, coverage, saga_run
 
@@ -215,3 +219,55 @@ def test_inferred_tools_are_bound_to_the_run_and_no_longer_than_it(till: Till, l
 def test_hand_built_agents(till: Till) -> None:
     graph = hand_built(model(), [wrapped(till.charge, CHARGE)])
     coverage(graph).assert_fully_covered(acknowledge=["node:model"])
+
+
+TRIP = """
+from agent_saga_core import compensator, undo
+from agent_saga_langgraph import wrap_tool
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+@compensator("trip.cancel")
+def cancel(seat: str) -> None: ...
+
+@tool
+def book(flight: str) -> str:
+    "Book a seat."
+    return flight
+
+@tool
+def mail(to: str) -> str:
+    "Send a mail."
+    return to
+
+def think(state: MessagesState) -> None: ...
+
+def build(*more):
+    booking = wrap_tool(book, semantics="COMPENSABLE", compensate=undo(cancel, seat="result"))
+    graph = StateGraph(MessagesState).add_node(think).add_node("tools", ToolNode([booking, *more]))
+    return graph.add_edge(START, "think").add_edge("think", "tools").compile()
+
+graph, leaky = build(), build(mail)
+"""
+
+
+def test_the_command_looks_into_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "trip.py").write_text(TRIP, "utf-8")
+
+    def ran(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-W", "ignore", "-m", "agent_saga_core", "coverage", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stderr == "", done.stderr
+        return done.returncode, done.stdout
+
+    code, shown = ran("trip:graph")
+    assert code == 1 and "node:think" in shown and "1 of 1 tool covered, 1 opaque: 50%" in shown
+    assert ran("trip:graph", "--fail-under", "50")[0] == 0
+    code, shown = ran("trip:graph", "--json", "--fail-under", "100", "--acknowledge", "node:think")
+    document = json.loads(shown)
+    assert code == 0 and document["acknowledged"] == ["node:think"] and document["percent"] == 100.0
+    (entry,) = CoverageManifest.from_json(document).covered
+    assert (entry.path, entry.tool) == ("node:tools/book", "book")
+    code, shown = ran("trip:leaky", "--acknowledge", "node:think")
+    assert code == 1 and "mail" in shown, "what is not wrapped cannot be acknowledged away"

@@ -352,6 +352,26 @@ def test_an_answer_for_the_past_is_refused_and_a_fork_asks_again(till: Till, log
     assert read_saga(log, fork).status is SagaStatus.COMMITTED
 
 
+def test_a_no_where_there_once_was_a_yes_charges_nothing(till: Till, log: Log, saver: Any) -> None:
+    charge = wrapped(till.charge, CHARGE)
+
+    def pay(state: Noted) -> Noted:
+        answer = interrupt("pay?")
+        return {"noted": [charge.invoke({"amount": 10}).id if answer == "yes" else "declined"]}
+
+    graph = chain(pay, state=Noted, checkpointer=saver)
+    saga_run(graph, EMPTY, thread(), log=log)
+    assert saga_run(graph, Command(resume="yes"), thread(), log=log)["noted"] == ["ch-1"]
+    old = at(graph, "pay")
+    with pytest.raises(DeclarationError, match="Fork first"):
+        saga_run(graph, Command(resume="no"), old, log=log)
+    assert till.charged == [10]
+    assert saga_run(graph, None, old, log=log)["__interrupt__"][0].value == "pay?", "the stored yes was taken"
+    assert till.charged == [10]
+    assert saga_run(graph, Command(resume="no"), thread(), log=log)["noted"] == ["declined"]
+    assert till.charged == [10] and till.refunded == [] and sagas(log) == [SagaStatus.COMMITTED] * 2
+
+
 def test_the_heads_own_checkpoint_is_resumed_and_finished_tasks_are_not_repeated(
     till: Till, log: Log, saver: Any
 ) -> None:

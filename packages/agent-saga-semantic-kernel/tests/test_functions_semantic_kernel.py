@@ -363,6 +363,45 @@ def test_a_plugin_is_wrapped_function_by_function() -> None:
     assert wrap_plugin(Desk(), dict.fromkeys(("book", "look"), READ)).name == "Desk"
 
 
+async def test_the_functions_of_an_object_act_on_it_and_are_undone(world: Any, log: Any, by_result: Any) -> None:
+    class Agency:
+        """Has a state of its own, a sync and an async function, and one that only reads."""
+
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        @kernel_function
+        def book(self, item: str) -> dict[str, str]:
+            """Book an item."""
+            self.asked.append(item)
+            return world.book(item)
+
+        @kernel_function(name="pay")
+        async def settle(self, item: str) -> dict[str, str]:
+            """Pay for an item."""
+            self.asked.append(item)
+            return world.book(f"{item} paid")
+
+        @kernel_function
+        def look(self) -> str:
+            """Look."""
+            return f"asked for {len(self.asked)}"
+
+    agency = Agency()
+    plugin = wrap_plugin(agency, {"book": by_result, "pay": by_result, "look": READ}, plugin_name="desk")
+    calls: list[Any] = [("1", "book", {"item": "a"})], [("2", "pay", {"item": "a"})], [("3", "look", {})]
+    heard: list[list[str]] = []
+    agent = ChatCompletionAgent(name="clerk", plugins=[plugin], service=fakes.playing(*calls, heard=heard))
+    with pytest.raises(ZeroDivisionError):
+        async with saga_scope("s", log=log):
+            await asaga_run(agent, "go")
+            assert world.standing == ["a", "a paid"]
+            raise ZeroDivisionError
+    assert heard[-1] == ["{'id': 'a'}", "{'id': 'a paid'}", "asked for 2"] and agency.asked == ["a", "a"]
+    assert world.acts == [("book", "a"), ("book", "a paid"), ("undo", "a paid"), ("undo", "a")]
+    assert recorded(log)[:3] == [{"item": "a"}, {"item": "a"}, {}], "the object itself is no argument"
+
+
 def test_functions_that_nobody_declared_are_refused_or_allowed_by_name() -> None:
     plain = KernelPlugin.from_object("desk", Desk())
     with pytest.raises(DeclarationError, match="'look' would be called without steps"):
