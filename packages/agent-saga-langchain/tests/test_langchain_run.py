@@ -12,7 +12,7 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda, RunnableParallel
-from langchain_core.tools import StructuredTool, tool
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, ParentCommand
 from langgraph.graph import START, MessagesState, StateGraph
@@ -20,7 +20,6 @@ from langgraph.types import Command, interrupt
 
 from agent_saga_core import (
     ActionSemantics,
-    ApprovalRequired,
     BoundaryRequired,
     RollbackIncomplete,
     SagaAborted,
@@ -34,7 +33,6 @@ from agent_saga_core import (
 )
 from agent_saga_core.wrapping import REFUSALS
 from agent_saga_langchain import asaga_run, asaga_stream, saga_run, saga_stream, wrap_tool
-from agent_saga_langchain.approvals import ASK, question
 from agent_saga_langchain.pauses import GraphPause, run_ended
 
 C, R, IRREVERSIBLE = ActionSemantics.COMPENSABLE, ActionSemantics.READ_ONLY, ActionSemantics.IRREVERSIBLE
@@ -629,78 +627,3 @@ def test_control_handed_to_the_graph_around_is_no_failure_of_the_call(world, log
     saga_run(outer.compile(), {"messages": []}, log=log, saga_id="s")
     state = read_saga(log, "s")
     assert visited == ["elsewhere"] and state.status is SagaStatus.COMMITTED and state.steps[0].status == "DONE"
-
-
-# --- approvals
-
-
-@pytest.fixture
-def mail(world):
-    def mail(item: str) -> str:
-        """Send a mail."""
-        world.done.append(item)
-        return item
-
-    return wrap_tool(StructuredTool.from_function(mail), semantics=IRREVERSIBLE)
-
-
-@pytest.mark.promise("intent-first")
-def test_somebody_is_asked_before_each_irreversible_call_and_his_answer_counts(world, log, mail, say):
-    asked: list[Any] = []
-
-    def ask(request: Any) -> bool:
-        asked.append(request)
-        return request.args["item"] != "no"
-
-    token = ASK.set(ask)
-    try:
-        agent = create_agent(say(("mail", {"item": "yes"}, "c1"), ("mail", {"item": "yes"}, "c1"), "done"), [mail])
-        saga_run(agent, GO, log=log, approve=lambda request: False)
-        assert world.done == ["yes", "yes"]
-        with pytest.raises(ApprovalRequired):
-            saga_run(create_agent(say(("mail", {"item": "no"}, "c1")), [mail]), GO, log=log, approve=lambda _: True)
-        mail.invoke({"item": "outside"})
-    finally:
-        ASK.reset(token)
-    assert world.done == ["yes", "yes", "outside"] and len(asked) == 3
-    assert len({request.token for request in asked}) == 3 and all(len(request.token) == 32 for request in asked)
-    assert (asked[0].tool, asked[0].args, asked[0].semantics) == ("mail", {"item": "yes"}, IRREVERSIBLE)
-
-
-@pytest.mark.promise("replay-not-rerun")
-def test_the_question_is_asked_again_in_each_execution_with_the_same_token(world, log, mail):
-    tokens: list[str] = []
-
-    def ask(request: Any) -> bool:
-        tokens.append(request.token)
-        return interrupt(request.token) == request.token
-
-    def node(state: Any) -> Any:
-        mail.invoke({"item": "a"})
-        mail.invoke({"item": "a"})
-        mail.invoke({"name": "mail", "args": {"item": "b"}, "id": "c1", "type": "tool_call"})
-        return {}
-
-    built = StateGraph(MessagesState)
-    built.add_node("node", node)
-    built.add_edge(START, "node")
-    run = built.compile(checkpointer=InMemorySaver())
-    token = ASK.set(ask)
-    try:
-        result = saga_run(run, {"messages": []}, THREAD, log=log, saga_id="s")
-        for _ in range(3):
-            answer = result["__interrupt__"][0].value
-            result = saga_run(run, Command(resume=answer), THREAD, log=log, saga_id="s", resume="continue")
-    finally:
-        ASK.reset(token)
-    first, second, third = dict.fromkeys(tokens)
-    assert tokens == [first, first, second, first, second, third, first, second, third]
-    assert world.done == ["a", "a", "b"] and read_saga(log, "s").status is SagaStatus.COMMITTED
-
-
-def test_a_question_about_arguments_that_the_step_refuses_is_not_asked(log, mail):
-    with saga_scope(log=log) as saga:
-        runner = mail.__agent_saga__
-        assert question(runner.spec, saga, {"item": object()}, None) is None
-        one, other = (question(runner.spec, saga, {"item": "a", "password": p}, None) for p in "xy")
-        assert one is not None and "x" not in str(one.args) and other is not None and one.token != other.token

@@ -14,8 +14,19 @@ from langgraph.pregel import _retry
 from langgraph.types import Command, RetryPolicy, interrupt
 from langgraph_fakes import CHARGE, PRICE, Till, call, chain, hand_built, model, thread, wrapped
 
-from agent_saga_core import ApprovalRequired, Log, SagaStatus, StepStatus, list_sagas, read_saga, saga_tool
+from agent_saga_core import (
+    ApprovalRequired,
+    Log,
+    SagaStatus,
+    StepStatus,
+    list_sagas,
+    read_saga,
+    saga_scope,
+    saga_tool,
+)
+from agent_saga_core.wrapping import CallSite, runner_of
 from agent_saga_langgraph import approve, reject, saga_run
+from agent_saga_langgraph.approvals import question
 
 GO: Any = {"messages": [("user", "go")]}
 KINDS = ["langchain tool", "saga_tool"]
@@ -223,6 +234,38 @@ def test_a_retried_task_takes_its_answers_again(till: Till, log: Log) -> None:
     assert till.priced == [1]
 
 
+@pytest.mark.promise("replay-not-rerun")
+def test_a_question_is_asked_again_in_each_execution_with_the_same_token(till: Till, log: Log, saver: Any) -> None:
+    tool = wrapped(till.set_price, PRICE)
+
+    def node(state: Noted) -> Noted:
+        by_id = {"name": tool.name, "args": {"price": 20}, "id": "c1", "type": "tool_call"}
+        return {"noted": [tool.invoke({"price": 10}), tool.invoke({"price": 10}), tool.invoke(by_id).content]}
+
+    graph = chain(node, state=Noted, checkpointer=saver)
+    result = saga_run(graph, EMPTY, thread(), log=log)
+    tokens: list[str] = []
+    for n in range(3):
+        assert len(till.priced) == n
+        (asked,) = result["__interrupt__"]
+        tokens.append(asked.value["token"])
+        (again,) = saga_run(graph, Command(resume="what?"), thread(), log=log)["__interrupt__"]
+        assert again.value["token"] == asked.value["token"]
+        result = saga_run(graph, Command(resume=approve(again)), thread(), log=log)
+    assert len(set(tokens)) == 3 and till.priced == [10, 10, 20] and result["noted"] == [10, 10, "20"]
+    assert the(log).status is SagaStatus.COMMITTED
+
+
+def test_a_question_about_arguments_that_the_step_refuses_is_not_asked(till: Till, log: Log) -> None:
+    runner = runner_of(wrapped(till.set_price, PRICE))
+    assert runner is not None
+    here = CallSite("langgraph", "task")
+    with saga_scope(log=log) as saga:
+        assert question(runner.spec, saga, {"price": object()}, here) is None
+        one, other = (question(runner.spec, saga, {"price": 1, "password": word}, here) for word in ("xyzzy", "plugh"))
+    assert one is not None and "xyzzy" not in str(one.args) and other is not None and one.token != other.token
+
+
 def test_a_gate_of_ones_own_is_asked_instead(till: Till, log: Log, saver: Any) -> None:
     asked: list[Any] = []
 
@@ -263,8 +306,8 @@ def test_secrets_are_not_shown_to_the_person_who_is_asked(till: Till, log: Log, 
 
 
 def test_what_asks_for_no_approval_is_answered_by_no_approval() -> None:
-    for question in ("sure?", {"kind": "other", "token": "x"}, {"kind": "agent_saga.approval"}, None):
+    for other in ("sure?", {"kind": "other", "token": "x"}, {"kind": "agent_saga.approval"}, None):
         with pytest.raises(ValueError, match="does not ask"):
-            approve(question)
+            approve(other)
         with pytest.raises(ValueError, match="does not ask"):
             reject(question)

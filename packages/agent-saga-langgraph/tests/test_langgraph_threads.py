@@ -599,6 +599,65 @@ def test_a_run_inside_of_a_node_belongs_to_the_run_around_it(till: Till, log: Lo
     assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
 
 
+@pytest.mark.promise("no-false-clean")
+@pytest.mark.parametrize("own", ["nothing", "its checkpointer", True])
+def test_a_run_that_would_be_a_part_of_a_graph_without_a_saga_is_refused(
+    own: Any, till: Till, log: Log, saver: Any
+) -> None:
+    inner = charge_then_ask(till, {"nothing": None, "its checkpointer": InMemorySaver()}.get(own, own))
+
+    def outer(state: Noted) -> Noted:
+        return {"noted": saga_run(inner, EMPTY, log=log)["noted"]}
+
+    def streaming(state: Noted) -> Noted:
+        return {"noted": [*saga_stream(inner, EMPTY, log=log)]}
+
+    async def aouter(state: Noted) -> Noted:
+        return {"noted": (await asaga_run(inner, EMPTY, log=log))["noted"]}
+
+    async def astreaming(state: Noted) -> Noted:
+        return {"noted": [piece async for piece in asaga_stream(inner, EMPTY, log=log)]}
+
+    for node in (outer, streaming):
+        with pytest.raises(DeclarationError, match="part of the graph around it"):
+            chain(node, state=Noted, checkpointer=saver).invoke(EMPTY, thread())
+    for anode in (aouter, astreaming):
+        with pytest.raises(DeclarationError, match="part of the graph around it"):
+            asyncio.run(chain(anode, state=Noted, checkpointer=InMemorySaver()).ainvoke(EMPTY, thread()))
+    assert till.charged == [] and sagas(log) == []
+
+
+def test_a_run_in_a_node_of_a_graph_without_a_saga_has_a_thread_of_its_own(till: Till, log: Log, saver: Any) -> None:
+    inner = charge_then_ask(till, InMemorySaver())
+
+    def outer(state: Noted) -> Noted:
+        result = saga_run(inner, EMPTY, thread("own"), log=log)
+        return {"noted": [result["__interrupt__"][0].value]}
+
+    graph = chain(outer, state=Noted, checkpointer=saver)
+    assert graph.invoke(EMPTY, thread()) == {"noted": ["sure?"]} and sagas(log) == [SagaStatus.SUSPENDED]
+    assert saga_run(inner, Command(resume="yes"), thread("own"), log=log)["noted"] == ["yes"]
+    assert sagas(log) == [SagaStatus.COMMITTED] and till.charged == [10] and till.mailed == ["you"]
+
+
+@pytest.mark.parametrize("around", ["kept", "not kept"])
+def test_a_run_that_keeps_nothing_in_a_node_of_a_graph_without_a_saga_is_a_saga_each_time(
+    around: str, till: Till, log: Log, saver: Any
+) -> None:
+    inner = charge_then_ask(till, False if around == "kept" else None)
+
+    def outer(state: Noted) -> Noted:
+        return {"noted": saga_run(inner, EMPTY, log=log)["noted"]}
+
+    graph = chain(outer, state=Noted, checkpointer=saver if around == "kept" else None)
+    graph.invoke(EMPTY, thread())
+    assert sagas(log) == [SagaStatus.ROLLED_BACK] and till.charged == [10] and till.refunded == ["ch-1"]
+    if around == "kept":
+        assert graph.invoke(Command(resume="yes"), thread())["noted"] == ["yes"]
+        assert sorted(sagas(log)) == sorted([SagaStatus.ROLLED_BACK, SagaStatus.COMMITTED])
+        assert till.charged == [10, 10] and till.refunded == ["ch-1"] and till.mailed == ["you"]
+
+
 @pytest.mark.parametrize("kind", ["savepoint", "saga_scope"])
 def test_a_savepoint_in_a_node_is_told_by_its_task_too(till: Till, log: Log, saver: Any, kind: str) -> None:
     mail, left = saga_tool(**MAIL)(till.mail), [LookupError("once")]

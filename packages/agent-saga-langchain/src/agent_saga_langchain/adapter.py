@@ -1,7 +1,11 @@
 """What this adapter says of itself before LangChain is imported."""
 
+from typing import Final
+
 from agent_saga_core.fleet import Adapter
 
-__all__ = ["ADAPTER"]
+__all__ = ["ADAPTER", "NAME"]
 
-ADAPTER = Adapter(name="langchain", package="agent_saga_langchain", roots=("langchain_core", "langchain"))
+NAME: Final = "langchain"
+
+ADAPTER: Final = Adapter(name=NAME, package="agent_saga_langchain", roots=("langchain_core", "langchain"))

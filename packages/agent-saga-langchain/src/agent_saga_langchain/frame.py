@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_saga_core import Saga, SagaAborted
 from agent_saga_core.declare import StepSpec
-from agent_saga_core.wrapping import REFUSALS, CallSite
-from agent_saga_langchain.pauses import GraphPause, run_ended
+from agent_saga_core.wrapping import CallSite
+from agent_saga_langchain.pauses import GraphPause, heard
 from agent_saga_langchain.places import current_task, site_of
 
 __all__ = ["RunFrame"]
@@ -31,4 +31,4 @@ class RunFrame:
 
     def refuse(self, saga: Saga, refusal: SagaAborted) -> SagaAborted:
         """The refusal that the run hears: from the third on, one that no ToolNode turns into a message."""
-        return run_ended(refusal) if saga.refusals >= REFUSALS else refusal
+        return heard(saga, refusal)

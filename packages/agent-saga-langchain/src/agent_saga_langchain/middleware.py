@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.tools import BaseTool
 
-from agent_saga_core import DeclarationError, SagaAborted, current_saga
-from agent_saga_core.wrapping import REFUSALS, Declaration, runner_of
+from agent_saga_core import DeclarationError, current_saga
+from agent_saga_core.wrapping import Declaration, runner_of
+from agent_saga_langchain.pauses import end_refused_run
 from agent_saga_langchain.seats import made_for
-from agent_saga_langchain.tools import wrap_tool
+from agent_saga_langchain.tools import WrappedOnce
 
 try:
     from langchain.agents.middleware import AgentMiddleware
@@ -58,8 +58,7 @@ class SagaMiddleware(AgentMiddleware[Any, Any, Any]):
             raise ValueError('unknown is "refuse" or "allow".')
         self.unknown = unknown
         self._declared: dict[str, Declaration | BaseTool] = dict(tools)
-        self._wrapped: dict[int, tuple[BaseTool, BaseTool]] = {}
-        self._lock = threading.Lock()
+        self._wrapped = WrappedOnce()
         for name, declared in self._declared.items():
             if isinstance(declared, BaseTool) and runner_of(declared) is None:
                 raise DeclarationError(f"{name!r} is not wrapped. Give its declaration, or wrap_tool(...) of it.")
@@ -75,11 +74,7 @@ class SagaMiddleware(AgentMiddleware[Any, Any, Any]):
         declared = self._declared.get(tool.name)
         if declared is None or isinstance(declared, BaseTool):
             return declared
-        with self._lock:  # one runner for each tool, whichever of its parallel calls comes first
-            known = self._wrapped.get(id(tool))
-            if known is None:
-                known = self._wrapped[id(tool)] = (tool, wrap_tool(tool, **declared))
-        return known[1]
+        return self._wrapped.of(tool, declared)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a tool call as a step of the saga.
@@ -114,8 +109,8 @@ class SagaMiddleware(AgentMiddleware[Any, Any, Any]):
             SagaAborted: The saga has refused three calls.
         """
         saga = current_saga()
-        if saga is not None and saga.refusals >= REFUSALS:
-            raise SagaAborted(f"saga {saga.id!r} is being rolled back and refused {saga.refusals} calls: the run ends.")
+        if saga is not None:
+            end_refused_run(saga)
 
     async def abefore_model(self, state: Any, runtime: Runtime[Any]) -> None:
         """`before_model` on the running loop."""

@@ -6,9 +6,10 @@ import functools
 import sys
 from typing import Any, cast
 
-from agent_saga_core import SagaAborted, SagaError
+from agent_saga_core import Saga, SagaAborted, SagaError
+from agent_saga_core.wrapping import refused_too_often
 
-__all__ = ["GraphPause", "Handover", "handover_of", "run_ended"]
+__all__ = ["GraphPause", "Handover", "end_refused_run", "handover_of", "heard", "run_ended"]
 
 
 class _Pauses(type):
@@ -36,6 +37,21 @@ def handover_of(error: BaseException) -> Handover | None:
     """The handover that an exception of the tool means, if it does."""
     command = _errors("ParentCommand")
     return Handover(error) if command is not None and isinstance(error, command) else None
+
+
+def heard(saga: Saga, refusal: SagaAborted) -> SagaAborted:
+    """The refusal that a run hears: from the third on, one that no ToolNode turns into a message."""
+    return run_ended(refusal) if refused_too_often(saga) else refusal
+
+
+def end_refused_run(saga: Saga) -> None:
+    """End the run of a model that calls on although it is refused, before it is asked again.
+
+    Raises:
+        SagaAborted: The saga has refused three calls.
+    """
+    if refused_too_often(saga):
+        raise SagaAborted(f"saga {saga.id!r} is being rolled back and refused {saga.refusals} calls: the run ends.")
 
 
 def run_ended(refusal: SagaAborted) -> SagaAborted:

@@ -20,22 +20,15 @@ import sys
 import threading
 from collections.abc import Generator, Hashable, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agent_saga_core import DeclarationError, Saga
-from agent_saga_core.wrapping import CallSite
+from agent_saga_core.wrapping import CallSite, Same, equal_args
 
-__all__ = [
-    "Made",
-    "Task",
-    "current_task",
-    "is_rollback_only",
-    "is_savepoint",
-    "numbered",
-    "ordinal",
-    "site_of",
-    "told_apart",
-]
+__all__ = ["Made", "Task", "current_task", "numbered", "site_of", "told_apart"]
+
+TASKS: Final = "langgraph"
+"""Whose tasks the places are: the `adapter` of every site, as the log has it."""
 
 
 class Task(NamedTuple):
@@ -49,21 +42,6 @@ class Task(NamedTuple):
     """The tasks around this one and itself, `name:id` for each, joined by `|`."""
     position: tuple[str, str]
     """Step and path in the innermost graph, as far as LangGraph tells them."""
-
-
-class _Execution:
-    """One execution of a task's code, told from every other by LangGraph's object for it, whatever that compares as."""
-
-    __slots__ = ("runtime",)
-
-    def __init__(self, runtime: object) -> None:
-        self.runtime = runtime
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Execution) and self.runtime is other.runtime
-
-    def __hash__(self) -> int:
-        return id(self.runtime)
 
 
 def current_task() -> Task | None:
@@ -115,7 +93,7 @@ def site_of(saga: Saga, task: Task | None, call_id: str | None) -> CallSite | No
     if task is None:
         return None
     scope = f"{task.thread_id}/{task.task_id}" if task.thread_id is not None else _spelled(saga, task)
-    return CallSite(adapter="langgraph", scope=scope, call_id=call_id or None, body=_Execution(task.runtime))
+    return CallSite(TASKS, scope, call_id or None, body=Same(task.runtime))
 
 
 def _spelled(saga: Saga, task: Task) -> str:
@@ -138,16 +116,6 @@ def _spelled(saga: Saga, task: Task) -> str:
     return "|".join(parts)
 
 
-def is_savepoint(saga: Saga) -> bool:
-    """Whether a scope is part of a saga that was open around it."""
-    return saga.scope != ""
-
-
-def is_rollback_only(saga: Saga) -> bool:
-    """Whether an open saga can no longer commit."""
-    return saga.rollback_only is not None
-
-
 class Made:
     """One call of a function, as far as it tells whether another one is the same call, made again.
 
@@ -167,14 +135,7 @@ class Made:
     def is_again(self, other: Made) -> bool:
         """Whether this is once more a call that has not failed, `other`; it may still run."""
         is_models = self.models is not None and self.models is other.models
-        return (is_models or not other.heard) and _equal(self.args, other.args)
-
-
-def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # arrays and their like, which compare as no one thing
-        return False
+        return (is_models or not other.heard) and equal_args(self.args, other.args)
 
 
 @contextmanager
@@ -212,7 +173,6 @@ class _Numbers:
         self.before: int | None = None
         self.known: dict[tuple[Hashable, ...], dict[Hashable, int]] = {}
         self.taken: dict[tuple[Hashable, ...], dict[int, Made]] = {}
-        self.counts: dict[tuple[Hashable, ...], int] = {}
 
 
 def _numbers_of(saga: Saga) -> _Numbers:
@@ -224,7 +184,7 @@ def _numbers_of(saga: Saga) -> _Numbers:
     numbers = saga.shared(_Numbers)
     with numbers.lock:
         if numbers.before is None:  # asked for before the first call of this opening is recorded
-            numbers.before = len(saga.recorded_sites("langgraph")) if saga.goes_on else 0
+            numbers.before = len(saga.recorded_sites(TASKS)) if saga.goes_on else 0
     return numbers
 
 
@@ -234,11 +194,3 @@ def numbered(saga: Saga, key: Hashable, *like: Hashable) -> int:
     with numbers.lock:
         known = numbers.known.setdefault(like, {})
         return known.setdefault(key, len(known))
-
-
-def ordinal(saga: Saga, body: Hashable, *of: Hashable) -> int:
-    """The number of this call among those `of` its kind that one execution of a body has made, from 0; each is new."""
-    numbers = _numbers_of(saga)
-    with numbers.lock:
-        number = numbers.counts[body, *of] = numbers.counts.get((body, *of), -1) + 1
-        return number

@@ -15,11 +15,10 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 
-from agent_saga_core import Log, Saga, SagaAborted, SagaStatus, saga_scope
-from agent_saga_core.wrapping import REFUSALS, AsyncSagaStream, SagaStream, covered
+from agent_saga_core import Log, Saga, saga_scope
+from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, ScopeOptions, covered
 from agent_saga_langchain.frame import RunFrame
-from agent_saga_langchain.pauses import GraphPause, handover_of
-from agent_saga_langchain.places import is_rollback_only, is_savepoint
+from agent_saga_langchain.pauses import GraphPause, end_refused_run, handover_of
 from agent_saga_langchain.waiting import has_interrupt, reason_in, thread_of
 from agent_saga_langchain.walk import kept_graphs_in, runners_in
 
@@ -84,11 +83,11 @@ def saga_run(
         SagaNotRunning: It was rolled back. Nothing has run.
         Exception: What `runnable.invoke` raises.
     """
-    scope: dict[str, Any] = {
-        "saga_id": saga_id, "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
+    scope: ScopeOptions = {
+        "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
-    run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    run = _Run(runnable, config, saga_scope(saga_id, **scope), deadline, tools)
     result: Any = None
     with run.saga as saga, run.around(saga):
         try:
@@ -126,11 +125,11 @@ async def asaga_run(
 
     A cancellation waits for the calls that run, undoes what was done, and comes out as itself.
     """
-    scope: dict[str, Any] = {
-        "saga_id": saga_id, "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
+    scope: ScopeOptions = {
+        "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
-    run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    run = _Run(runnable, config, saga_scope(saga_id, **scope), deadline, tools)
     result: Any = None
     async with run.saga as saga:
         with run.around(saga):
@@ -170,11 +169,11 @@ def saga_stream(
     The saga is opened with the first piece and ends with the last one, before the loop over the stream does. Leaving
     early rolls back: `for` does not close what it leaves, so use `with contextlib.closing(stream)`.
     """
-    scope: dict[str, Any] = {
-        "saga_id": saga_id, "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
+    scope: ScopeOptions = {
+        "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
-    run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    run = _Run(runnable, config, saga_scope(saga_id, **scope), deadline, tools)
 
     def pieces() -> Iterator[Any]:
         stream: Any = runnable.stream(input, run.config, **kwargs)
@@ -221,11 +220,11 @@ def asaga_stream(
 
     Close a stream that is left early: `async with contextlib.aclosing(stream)`.
     """
-    scope: dict[str, Any] = {
-        "saga_id": saga_id, "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
+    scope: ScopeOptions = {
+        "log": log, "name": name or _name(runnable), "approve": approve, "metadata": metadata,
         "drain_timeout": drain_timeout, "on_failure": on_failure, "resume": resume, "orphan_after": orphan_after,
     }  # fmt: skip
-    run = _Run(runnable, config, saga_scope(**scope), deadline, tools)
+    run = _Run(runnable, config, saga_scope(saga_id, **scope), deadline, tools)
 
     async def pieces() -> AsyncIterator[Any]:
         async with aclosing(runnable.astream(input, run.config, **kwargs)) as stream:
@@ -319,7 +318,7 @@ class _Run:
 
     def _may_wait(self, saga: Saga) -> bool:
         """Whether it is for this run to suspend the saga: not a savepoint, and nothing to be rolled back."""
-        return not is_savepoint(saga) and saga.status is SagaStatus.RUNNING and not is_rollback_only(saga)
+        return not saga.scope and saga.takes_steps
 
 
 class _Stream(SagaStream[Any]):
@@ -362,15 +361,10 @@ class _Limit(BaseCallbackHandler):
         self._saga = saga
 
     def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
-        self._end()
+        end_refused_run(self._saga)
 
     def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        saga = self._saga
-        if saga.refusals >= REFUSALS:
-            raise SagaAborted(f"saga {saga.id!r} is being rolled back and refused {saga.refusals} calls: the run ends.")
+        end_refused_run(self._saga)
 
 
 def with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -> RunnableConfig:

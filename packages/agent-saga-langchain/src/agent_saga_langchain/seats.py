@@ -17,9 +17,8 @@ from langchain_core.tools import base as tools_base
 
 from agent_saga_core import DeclarationError, Saga, SagaAborted
 from agent_saga_core.registry import annotations_of
-from agent_saga_core.wrapping import REFUSALS, Binding, CallSite, ToolRunner
-from agent_saga_langchain.approvals import approval
-from agent_saga_langchain.pauses import Handover, handover_of, run_ended
+from agent_saga_core.wrapping import Binding, CallSite, ToolRunner
+from agent_saga_langchain.pauses import Handover, handover_of, heard
 from agent_saga_langchain.places import Made, Task, current_task, site_of, told_apart
 
 __all__ = ["Seat", "entered", "hints_of", "left_out", "made_for", "original_of", "seated", "shown_fields"]
@@ -130,10 +129,9 @@ class Seat:
             return self.runner.run(named, invoke)
         try:
             with self._told_apart(saga, call, named) as site, self._inside(call):
-                approve = approval(self.runner.spec, saga, named, site)
-                result = self.runner.run(named, partial(_handing_over, invoke), site=site, approve=approve)
+                result = self.runner.run(named, partial(_handing_over, invoke), site=site)
         except SagaAborted as refusal:
-            raise _last(saga, refusal) from refusal.__cause__
+            raise heard(saga, refusal) from refusal.__cause__
         return _given(result)
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,10 +148,9 @@ class Seat:
             return await self.runner.arun(named, invoke)
         try:
             with self._told_apart(saga, call, named) as site, self._inside(call):
-                approve = approval(self.runner.spec, saga, named, site)
-                result = await self.runner.arun(named, partial(_ahanding_over, invoke), site=site, approve=approve)
+                result = await self.runner.arun(named, partial(_ahanding_over, invoke), site=site)
         except SagaAborted as refusal:
-            raise _last(saga, refusal) from refusal.__cause__
+            raise heard(saga, refusal) from refusal.__cause__
         return _given(result)
 
     def _bound(
@@ -314,8 +311,3 @@ def _given(result: Any) -> Any:
     if isinstance(result, Handover):
         raise result.command
     return result
-
-
-def _last(saga: Saga, refusal: SagaAborted) -> SagaAborted:
-    """A refusal for the model; the last one, which ends the run, when it has heard enough of them."""
-    return run_ended(refusal) if saga.refusals >= REFUSALS else refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, Unpack, cast, get_type_hints
@@ -16,10 +17,11 @@ from pydantic import BaseModel, create_model
 from agent_saga_core import DeclarationError
 from agent_saga_core.registry import accepts_key
 from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of
+from agent_saga_langchain.adapter import NAME
 from agent_saga_langchain.pauses import GraphPause
 from agent_saga_langchain.seats import Seat, entered, hints_of, left_out, original_of, seated, shown_fields
 
-__all__ = ["wrap_tool"]
+__all__ = ["WrappedOnce", "wrap_tool"]
 
 T = TypeVar("T", bound=BaseTool)
 KEY = "idempotency_key"
@@ -56,6 +58,26 @@ def wrap_tool(tool: T, **declaration: Unpack[Declaration]) -> T:
     return _wrapped(tool, _runner(tool, declaration))
 
 
+class WrappedOnce:
+    """Tools that are wrapped where they are called: each once, whichever of its parallel calls comes first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[int, tuple[BaseTool, BaseTool]] = {}  # holds the tool too, so that no other one gets its id
+
+    def of(self, tool: BaseTool, declaration: Declaration) -> BaseTool:
+        """The tool, wrapped.
+
+        Raises:
+            DeclarationError: Its declaration could not keep the promises.
+        """
+        with self._lock:
+            known = self._made.get(id(tool))
+            if known is None:
+                known = self._made[id(tool)] = (tool, wrap_tool(tool, **declaration))
+            return known[1]
+
+
 class _Runner(ToolRunner):
     """A runner that can be made again from its declaration, where a pickled tool is read by another process."""
 
@@ -68,7 +90,7 @@ class _Runner(ToolRunner):
         super().__init__(
             tool.name,
             declaration,
-            adapter="langchain",
+            adapter=NAME,
             fn=fn,
             hints={**_schema_hints(tool), **hints},
             result_type=hints.get("return"),

@@ -26,10 +26,10 @@ from langchain_core.tools import BaseTool
 from agent_saga_core import CoverageManifest, DeclarationError
 from agent_saga_core.coverage import CoverageEntry, entry_for, opaque, reach
 from agent_saga_core.wrapping import ToolRunner, runner_of
+from agent_saga_langchain.adapter import NAME
 
-__all__ = ["coverage", "is_known_node", "kept_graphs_in", "runners_in", "tool_node_entries"]
+__all__ = ["coverage", "kept_graphs_in", "runners_in"]
 
-FRAMEWORK: Final = "langchain"
 IN_GRAPH: Final = "call-id"
 ANYWHERE: Final = "call-id in a graph, else occurrence"
 _CONTAINERS: Final[tuple[type[Any], ...]] = (
@@ -58,7 +58,7 @@ def coverage(found: Any) -> CoverageManifest:
         raise DeclarationError(
             f"{type(found).__name__} is nothing of LangChain. Give an agent, a runnable, or a list of tools."
         )
-    return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entries(found, "")))
+    return CoverageManifest(framework=NAME, entries=tuple(_entries(found, "")))
 
 
 def runners_in(found: Any) -> list[ToolRunner]:
@@ -96,7 +96,7 @@ def _entries(found: Any, path: str) -> Iterator[CoverageEntry]:
     elif isinstance(found, BaseTool):
         yield _entry(found, path or "tools")
     elif _is_tool_node(found):
-        yield from tool_node_entries(found, path or "tools")
+        yield from _tool_node_entries(found, path or "tools")
     elif (nodes := _nodes_of(found)) is not None:
         for name, node in nodes.items():
             yield from _node(node, f"{path}/node:{name}" if path else f"node:{name}", name)
@@ -116,7 +116,7 @@ def _element(item: Any, path: str, label: str) -> Iterator[CoverageEntry]:
         named = cast("Mapping[str, Any]", item)
         name = str(named.get("name") or named.get("type") or label)
         why = "a tool that the model's provider runs: it is in no saga"
-        yield opaque(f"{path or 'tools'}/{name}", why, framework=FRAMEWORK, remote=True, name=name)
+        yield opaque(f"{path or 'tools'}/{name}", why, framework=NAME, remote=True, name=name)
     else:
         yield from _entries(item, f"{path}/{label}" if path else label)
 
@@ -126,11 +126,11 @@ def _entry(tool: Any, path: str, *, wrapped: Any = None, identity: str = ANYWHER
     detail = "wrapped by SagaMiddleware" if wrapped is not None and wrapped is not tool else ""
     return entry_for(
         wrapped if wrapped is not None else tool,
-        path=f"{path}/{name}", name=name, framework=FRAMEWORK, identity=identity, detail=detail,
+        path=f"{path}/{name}", name=name, framework=NAME, identity=identity, detail=detail,
     )  # fmt: skip
 
 
-def tool_node_entries(node: Any, path: str) -> Iterator[CoverageEntry]:
+def _tool_node_entries(node: Any, path: str) -> Iterator[CoverageEntry]:
     """The entries of a ToolNode's tools, as `SagaMiddleware` wraps them if it stands before it."""
     middleware = _middleware_before(node)
     for tool in node.tools_by_name.values():
@@ -142,12 +142,12 @@ def _node(node: Any, path: str, name: str) -> Iterator[CoverageEntry]:
     inner = _inner(node)
     if _is_tool_node(inner) or _nodes_of(inner) is not None or isinstance(inner, _CONTAINERS):
         yield from _entries(inner, path)
-    elif name != "__start__" and not is_known_node(inner):
+    elif name != "__start__" and not _is_known_node(inner):
         why = "a node of its own; agent_saga_langgraph.coverage looks into it"
-        yield opaque(path, why, framework=FRAMEWORK, name=name)
+        yield opaque(path, why, framework=NAME, name=name)
 
 
-def is_known_node(node: Any) -> bool:
+def _is_known_node(node: Any) -> bool:
     """Whether the code of a node is LangChain's, LangGraph's or ours, and calls no tool by itself."""
     functions = [fn for fn in (getattr(node, "func", None), getattr(node, "afunc", None)) if fn is not None]
     return bool(functions) and all(_module_of(fn).startswith(_KNOWN_MODULES) for fn in functions)
@@ -168,11 +168,11 @@ def _runnable(found: Any, path: str) -> Iterator[CoverageEntry]:
         for where, tool in seen:
             name = tool.name
             yield entry_for(
-                tool, path=f"{place}/{where}", name=name, framework=FRAMEWORK, identity=ANYWHERE, visibility="inferred"
+                tool, path=f"{place}/{where}", name=name, framework=NAME, identity=ANYWHERE, visibility="inferred"
             )
-        yield opaque(place, "a function, which may call tools that it names nowhere", framework=FRAMEWORK)
+        yield opaque(place, "a function, which may call tools that it names nowhere", framework=NAME)
         return
-    yield opaque(place, f"a runnable of type {type(found).__qualname__}", framework=FRAMEWORK)
+    yield opaque(place, f"a runnable of type {type(found).__qualname__}", framework=NAME)
 
 
 def _calls_no_tool(found: Any) -> bool:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from agent_saga_langchain import wrap_tool
     from agent_saga_langgraph.approvals import approve, reject
     from agent_saga_langgraph.hooks import ToolCallHooks
-    from agent_saga_langgraph.run import asaga_run, asaga_stream, saga_run, saga_stream
+    from agent_saga_langgraph.run import asaga_run, saga_run
+    from agent_saga_langgraph.stream import asaga_stream, saga_stream
     from agent_saga_langgraph.walk import coverage
 
 __all__ = [
@@ -34,11 +35,11 @@ __getattr__, __dir__ = lazy_names(
         "ToolCallHooks": "hooks",
         "approve": "approvals",
         "asaga_run": "run",
-        "asaga_stream": "run",
+        "asaga_stream": "stream",
         "coverage": "walk",
         "reject": "approvals",
         "saga_run": "run",
-        "saga_stream": "run",
+        "saga_stream": "stream",
         "wrap_tool": "agent_saga_langchain.tools",
     },
 )

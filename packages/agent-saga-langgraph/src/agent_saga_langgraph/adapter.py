@@ -1,7 +1,11 @@
 """What this adapter says of itself before LangGraph is imported."""
 
+from typing import Final
+
 from agent_saga_core.fleet import Adapter
 
-__all__ = ["ADAPTER"]
+__all__ = ["ADAPTER", "NAME"]
 
-ADAPTER = Adapter(name="langgraph", package="agent_saga_langgraph", roots=("langgraph",))
+NAME: Final = "langgraph"
+
+ADAPTER: Final = Adapter(name=NAME, package="agent_saga_langgraph", roots=("langgraph",))

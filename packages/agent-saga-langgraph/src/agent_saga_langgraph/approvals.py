@@ -8,15 +8,19 @@ question is asked again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from hashlib import sha256
 from typing import Any, Final, cast
 
 from langgraph.types import Interrupt, interrupt
 
-from agent_saga_core import StepRequest
+from agent_saga_core import Saga, StepRequest, values
+from agent_saga_core.declare import StepSpec
+from agent_saga_core.wrapping import CallSite
 from agent_saga_langchain.places import current_task
 
-__all__ = ["APPROVAL", "Gate", "approve", "reject"]
+__all__ = ["APPROVAL", "Gate", "approve", "question", "reject"]
 
 APPROVAL: Final = "agent_saga.approval"
 """The `kind` of an interrupt that asks for a yes."""
@@ -48,6 +52,47 @@ def reject(question: Any, reason: str = "") -> dict[str, Any]:
     return {**answer, "reason": reason} if reason else answer
 
 
+def question(spec: StepSpec, saga: Saga, args: Mapping[str, Any], site: CallSite) -> StepRequest | None:
+    """What a person is asked about a call that is about to be made; None if the step will refuse its arguments.
+
+    Its token names the saga, the tool, the arguments (secrets aside) and the call. It is the same each time the call is
+    made again, and no other call has it. It is not that of the request which the saga's own `approve=` gets. Made once
+    for each call: calls without an id are counted here.
+    """
+    given = {name: value for name, value in args.items() if name != "idempotency_key"}
+    try:
+        encoded = values.encode_args(given, spec.hints)
+    except values.Unstorable:
+        return None
+    call = site.call_id
+    told = call if call is not None else saga.shared(_Asked).next(site.body, site.scope, spec.tool)
+    parts: list[Any] = [
+        saga.id, site.adapter, site.scope, spec.tool, told, values.fingerprint(spec.tool, encoded.data)
+    ]  # fmt: skip
+    return StepRequest(
+        saga_id=saga.id,
+        tool=spec.tool,
+        args=values.display(encoded.data),
+        semantics=spec.semantics,
+        token=sha256(values.json_bytes(parts)).hexdigest()[:32],
+    )
+
+
+class _Asked:
+    """The questions about calls without an id that one opening of a saga has asked, counted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[Hashable, str, str]] = Counter()
+
+    def next(self, body: Hashable, scope: str, tool: str) -> int:
+        """The number of this question among those of its kind in one execution of a body, from 0."""
+        with self._lock:
+            number = self._counts[body, scope, tool]
+            self._counts[body, scope, tool] = number + 1
+            return number
+
+
 class Gate:
     """Asks in the task that makes the call. One for each run.
 
@@ -70,18 +115,18 @@ class Gate:
             raise RuntimeError("There is no LangGraph task here to ask in. Open the saga with approve=.")
         # Each attempt of a task asks its questions again, in their order.
         here = (task.task_id, task.runtime.execution_info.node_attempt)
-        question = _question(request)
+        asked = _shown(request)
         with self._lock:
             while (*here, request.token) not in self._answers:
-                token, said = _read(interrupt(question))
+                token, said = _read(interrupt(asked))
                 if token is not None:
                     self._answers[*here, token] = said
                 if token != request.token:
-                    question = {**_question(request), "note": "The last answer was for another call."}
+                    asked = {**_shown(request), "note": "The last answer was for another call."}
             return self._answers[*here, request.token]
 
 
-def _question(request: StepRequest) -> dict[str, Any]:
+def _shown(request: StepRequest) -> dict[str, Any]:
     return {
         "kind": APPROVAL,
         "tool": request.tool,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agent_saga_langgraph.looking import Look, Read
 
-__all__ = ["UNCLAIMED", "Claim", "claim", "latest_claim", "talk"]
+__all__ = ["UNCLAIMED", "Claim", "claim", "latest_claim", "saved", "talk"]
 
 CHANNEL = "__agent_saga__"
 TASK = "agent_saga:"
@@ -31,6 +31,11 @@ class Claim(NamedTuple):
 UNCLAIMED = Claim(0, None)
 
 
+def saved(saver: Any, config: Any) -> Read:
+    """What the checkpointer holds of the checkpoint that this config addresses."""
+    return Read(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+
+
 def latest_claim(saver: Any, config: Any) -> Look[Claim]:
     """The last claim of the checkpoint that this config addresses."""
     writes = yield from _writes(saver, config)
@@ -45,8 +50,8 @@ def talk(saver: Any, config: Any) -> Look[tuple[str, ...]]:
 
 
 def _writes(saver: Any, config: Any) -> Look[list[tuple[str, str, Any]]]:
-    saved = yield Read(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
-    return list(saved.pending_writes or ()) if saved is not None else []
+    found = yield saved(saver, config)
+    return list(found.pending_writes or ()) if found is not None else []
 
 
 def claim(saver: Any, config: Any, number: int, saga_id: str) -> Look[bool]:

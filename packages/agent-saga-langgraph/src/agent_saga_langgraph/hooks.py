@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,8 +11,8 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from agent_saga_core import current_saga
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.wrapping import Declaration, runner_of
-from agent_saga_langchain import wrap_tool
 from agent_saga_langchain.seats import made_for
+from agent_saga_langchain.tools import WrappedOnce
 
 __all__ = ["ToolCallHooks", "hooks_of"]
 
@@ -37,8 +36,7 @@ class ToolCallHooks:
     def __init__(self, declarations: Mapping[str, Declaration], *, allow: Iterable[str] = ()) -> None:
         self._declarations = dict(declarations)
         self._allowed = frozenset(allow)
-        self._made: dict[int, tuple[BaseTool, BaseTool]] = {}
-        self._lock = threading.Lock()
+        self._wrapped = WrappedOnce()
         both = sorted(self._allowed & self._declarations.keys())
         if both:
             raise DeclarationError(f"{', '.join(map(repr, both))}: declared and allowed. Leave one of the two out.")
@@ -69,13 +67,7 @@ class ToolCallHooks:
         if runner_of(tool) is not None or tool.name in self._allowed:
             return tool
         declaration = self._declarations.get(tool.name)
-        if declaration is None:
-            return None
-        with self._lock:
-            known = self._made.get(id(tool))
-            if known is None:  # holds the tool too, so that no other one gets its id
-                known = self._made[id(tool)] = (tool, wrap_tool(tool, **declaration))
-            return known[1]
+        return self._wrapped.of(tool, declaration) if declaration is not None else None
 
     def _with_wrapped(self, request: ToolCallRequest) -> ToolCallRequest:
         tool = request.tool

@@ -1,4 +1,4 @@
-"""Runs of a graph that are one saga: `saga_run`, `saga_stream` and their async kin.
+"""Runs of a graph that are one saga: `saga_run` and `asaga_run`, and what they have in common with streams.
 
 The saga's id goes into the run's metadata, and from there into every checkpoint: another process finds it in the
 thread. A run that came to an interrupt leaves its saga suspended; what resumes the thread resumes the saga.
@@ -6,8 +6,7 @@ thread. A run that came to an interrupt leaves its saga suspended; what resumes 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 from langchain_core.runnables.config import RunnableConfig
@@ -17,7 +16,7 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent, Graph
 from agent_saga_core import Log, SagaNotRunning, SagaStatus, current_saga
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import AsyncSagaStream, SagaStream, covered
+from agent_saga_core.wrapping import ScopeOptions, covered
 from agent_saga_langchain.places import current_task
 from agent_saga_langchain.run import with_handler
 from agent_saga_langgraph.approvals import Gate
@@ -26,11 +25,10 @@ from agent_saga_langgraph.scope import graph_scope
 from agent_saga_langgraph.thread import Standing, own_head, paused, stand, unbound
 from agent_saga_langgraph.walk import Inside, inside
 
-__all__ = ["ORPHAN_AFTER", "asaga_run", "asaga_stream", "saga_run", "saga_stream"]
+__all__ = ["ORPHAN_AFTER", "Run", "asaga_run", "is_inside", "saga_run", "title_of"]
 
 ORPHAN_AFTER = 3600.0
 """Seconds for which recovery leaves the saga of a dead process to whoever resumes its thread."""
-
 
 IS_INVALID_ANSWER: Callable[[BaseException], bool] = getattr(errors, "is_invalid_resume", lambda _: False)
 """Whether an exception says that an answer does not fit its question's schema: LangGraph keeps the question open."""
@@ -82,17 +80,20 @@ def saga_run(
         SagaAborted: The run ended normally, and its saga could not commit: it was rolled back. Or the graph was
             interrupted and has no checkpointer, so that nobody could resume it.
         RollbackIncomplete: Something may be left; the report names it.
-        DeclarationError: An answer to a checkpoint that the thread has moved past, and what else could not keep the
-            promises. Nothing has run.
+        DeclarationError: An answer to a checkpoint that the thread has moved past; in a node of a graph around which
+            no saga is, a graph that keeps its state there; and what else could not keep the promises. Nothing has run.
         SagaBusy: Another process runs this saga, or has just taken the thread further. Nothing has run.
         SagaNotRunning: The thread's saga was rolled back. Nothing has run.
         SagaNotFound: The thread's saga is not in this log. Nothing has run.
         Exception: What `graph.invoke` raises.
     """
-    if _is_inside(config, saga_id):
+    if is_inside(config, saga_id):
         return graph.invoke(input, config, **kwargs)
-    scope: dict[str, Any] = {"name": name, "approve": approve, "drain_timeout": drain_timeout, "on_failure": on_failure}
-    run = _Run(graph, input, config, saga_id, log, scope, deadline, metadata, kwargs)
+    scope: ScopeOptions = {
+        "name": name or title_of(graph), "log": log, "approve": approve, "drain_timeout": drain_timeout,
+        "on_failure": on_failure, "metadata": metadata,
+    }  # fmt: skip
+    run = Run(graph, input, config, saga_id, scope, deadline, kwargs)
     look(run.standing())
     with run.opening():
         saga = run.scope()
@@ -123,10 +124,13 @@ async def asaga_run(
     **kwargs: Any,
 ) -> Any:
     """`graph.ainvoke`, as one saga; everything else as for `saga_run`. A cancellation undoes, and comes out."""
-    if _is_inside(config, saga_id):
+    if is_inside(config, saga_id):
         return await graph.ainvoke(input, config, **kwargs)
-    scope: dict[str, Any] = {"name": name, "approve": approve, "drain_timeout": drain_timeout, "on_failure": on_failure}
-    run = _Run(graph, input, config, saga_id, log, scope, deadline, metadata, kwargs)
+    scope: ScopeOptions = {
+        "name": name or title_of(graph), "log": log, "approve": approve, "drain_timeout": drain_timeout,
+        "on_failure": on_failure, "metadata": metadata,
+    }  # fmt: skip
+    run = Run(graph, input, config, saga_id, scope, deadline, kwargs)
     await alook(run.standing())
     with run.opening():
         saga = run.scope()
@@ -140,138 +144,6 @@ async def asaga_run(
                     raise
                 await alook(run.ended(saga))
                 return result
-
-
-def saga_stream(
-    graph: Any,
-    input: Any,
-    config: RunnableConfig | None = None,
-    *,
-    saga_id: str | None = None,
-    log: Log | str | None = None,
-    name: str | None = None,
-    approve: Callable[..., Any] | None = None,
-    drain_timeout: float = 30.0,
-    on_failure: Literal["settle", "abort"] = "settle",
-    deadline: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> SagaStream[Any]:
-    """`graph.stream`, as one saga; everything else as for `saga_run`.
-
-    The saga is looked up here, opened with the first piece, and ends with the last one. Leaving the stream early rolls
-    back: `for` does not close what it leaves, so use `with contextlib.closing(stream)`.
-    """
-    if _is_inside(config, saga_id):
-        return cast("SagaStream[Any]", graph.stream(input, config, **kwargs))  # a generator, closed like one
-    scope: dict[str, Any] = {"name": name, "approve": approve, "drain_timeout": drain_timeout, "on_failure": on_failure}
-    run = _Run(graph, input, config, saga_id, log, scope, deadline, metadata, kwargs)
-    look(run.standing())
-    saga = run.scope()
-
-    def start() -> Iterator[Any]:
-        look(run.check(saga))
-        return _pieces(run, saga)
-
-    def end(_saga: Saga, _last: object) -> None:
-        look(run.ended(saga))
-
-    return _Stream(run, saga, start, at_end=end, around=run.binding)
-
-
-def asaga_stream(
-    graph: Any,
-    input: Any,
-    config: RunnableConfig | None = None,
-    *,
-    saga_id: str | None = None,
-    log: Log | str | None = None,
-    name: str | None = None,
-    approve: Callable[..., Any] | None = None,
-    drain_timeout: float = 30.0,
-    on_failure: Literal["settle", "abort"] = "settle",
-    deadline: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> AsyncGraphStream:
-    """`graph.astream`, as one saga; everything else as for `saga_run`.
-
-    The saga is looked up and opened with the first piece, and ends with the last one. Close a stream that is left
-    early: `async with contextlib.aclosing(stream)`.
-    """
-    if _is_inside(config, saga_id):
-        return cast("AsyncGraphStream", graph.astream(input, config, **kwargs))  # a generator, closed like one
-    scope: dict[str, Any] = {"name": name, "approve": approve, "drain_timeout": drain_timeout, "on_failure": on_failure}
-    return AsyncGraphStream(_Run(graph, input, config, saga_id, log, scope, deadline, metadata, kwargs))
-
-
-def _pieces(run: _Run, saga: Saga) -> Iterator[Any]:
-    try:
-        yield from run.graph.stream(run.input, run.config(saga), **run.kwargs)
-    except Exception as error:
-        look(run.stopped(saga, error))
-        raise
-
-
-async def _apieces(run: _Run, saga: Saga) -> AsyncIterator[Any]:
-    try:
-        async with aclosing(run.graph.astream(run.input, run.config(saga), **run.kwargs)) as pieces:
-            async for piece in pieces:
-                yield piece
-    except Exception as error:
-        await alook(run.stopped(saga, error))
-        raise
-
-
-class _Stream(SagaStream[Any]):
-    """A stream that says what can be done when its saga cannot be opened."""
-
-    def __init__(self, run: _Run, saga: Saga, start: Callable[[], Any], **more: Any) -> None:
-        super().__init__(saga, start, **more)
-        self._run = run
-
-    def __next__(self) -> Any:
-        with self._run.opening():
-            return super().__next__()
-
-
-class AsyncGraphStream(AsyncIterator[Any]):
-    """The stream of `asaga_stream`: looks the thread up before its first piece, then is an `AsyncSagaStream`."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._inner: AsyncSagaStream[Any] | None = None
-        self._closed = False
-
-    async def __anext__(self) -> Any:
-        if self._closed:
-            raise StopAsyncIteration
-        if self._inner is None:
-            await alook(self._run.standing())
-            self._inner = self._begin(self._run.scope())
-        with self._run.opening():
-            return await anext(self._inner)
-
-    async def aclose(self) -> None:
-        """End the run here and roll its saga back. Does nothing if it has ended."""
-        self._closed = True
-        if self._inner is not None:
-            await self._inner.aclose()
-
-    async def __aenter__(self) -> AsyncGraphStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def _begin(self, saga: Saga) -> AsyncSagaStream[Any]:
-        run = self._run
-
-        async def start() -> AsyncIterator[Any]:
-            await alook(run.check(saga))
-            return _apieces(run, saga)
-
-        return AsyncSagaStream(saga, start, at_end=lambda _saga, _last: alook(run.ended(saga)), around=run.binding)
 
 
 class _Watch(GraphCallbackHandler):
@@ -291,7 +163,7 @@ class _Watch(GraphCallbackHandler):
 class _Opening:
     """Adds the way out to the refusal of a saga that was rolled back."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
 
     def __enter__(self) -> None:
@@ -308,7 +180,7 @@ class _Opening:
             )
 
 
-class _Run:
+class Run:
     """One run of a graph, apart from the two ways to make it."""
 
     def __init__(
@@ -317,19 +189,15 @@ class _Run:
         given: Any,
         config: RunnableConfig | None,
         saga_id: str | None,
-        log: Log | str | None,
-        scope: dict[str, Any],
+        scope: ScopeOptions,
         deadline: float | None,
-        metadata: Mapping[str, Any] | None,
         kwargs: dict[str, Any],
     ) -> None:
         self.graph, self.given_config = unbound(graph, config)
         self.input = given
         self.saga_id = saga_id
-        self.log = log
         self.options = scope
         self.deadline = deadline
-        self.metadata = metadata
         self.kwargs = kwargs
         self.stands = Standing(config={})
         self.watch = _Watch()
@@ -341,7 +209,7 @@ class _Run:
         Raises:
             DeclarationError: As `stand`; or the calls in a subgraph could not be found again.
         """
-        self.stands = yield from stand(self.graph, self.input, self.given_config, self.saga_id, self.log)
+        self.stands = yield from stand(self.graph, self.input, self.given_config, self.saga_id, self.options.get("log"))
         self.inside = inside(self.graph)
         if self.stands.thread is None:
             return
@@ -361,18 +229,14 @@ class _Run:
         stands = self.stands
         thread = (stands.thread or {}).get("configurable", {}).get("thread_id")
         named = {"thread_id": str(thread)} if thread is not None else {}
-        metadata = {**(self.metadata or {}), **named, **stands.forked}
-        options = {**self.options, "name": self.options["name"] or getattr(self.graph, "name", None) or "graph"}
-        return graph_scope(
-            stands.saga_id,
-            gate=Gate() if stands.thread is not None else None,
-            renamed=stands.renamed,
-            log=self.log,
-            orphan_after=ORPHAN_AFTER if stands.thread is not None else 0.0,
-            resume="continue" if stands.resumes else "replay",
-            metadata=metadata,
-            **options,
-        )
+        options: ScopeOptions = {
+            **self.options,
+            "orphan_after": ORPHAN_AFTER if stands.thread is not None else 0.0,
+            "resume": "continue" if stands.resumes else "replay",
+            "metadata": {**(self.options.get("metadata") or {}), **named, **stands.forked},
+        }
+        gate = Gate() if stands.thread is not None else None
+        return graph_scope(stands.saga_id, gate=gate, renamed=stands.renamed, **options)
 
     def opening(self) -> _Opening:
         """Around what opens the saga: says what can be done about one that was rolled back."""
@@ -425,7 +289,12 @@ class _Run:
         )
 
 
-def _is_inside(config: RunnableConfig | None, saga_id: str | None) -> bool:
+def title_of(graph: Any) -> str:
+    """What a run of the graph is called, for people."""
+    return getattr(graph, "name", None) or "graph"
+
+
+def is_inside(config: RunnableConfig | None, saga_id: str | None) -> bool:
     """Whether this is part of a run that a saga is around already: its interrupts and its steps are that one's."""
     task, saga = current_task(), current_saga()
     if task is None or saga is None or saga_id not in (None, saga.id):

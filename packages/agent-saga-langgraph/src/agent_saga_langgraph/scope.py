@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
-from langgraph.errors import GraphBubbleUp, GraphDrained, GraphInterrupt
+from langgraph.errors import GraphDrained, GraphInterrupt
 
 from agent_saga_core import ActionSemantics, Saga, saga_scope
 from agent_saga_core.declare import StepSpec
 from agent_saga_core.errors import SagaAborted
-from agent_saga_core.wrapping import REFUSALS, CallSite
-from agent_saga_langchain.approvals import question
-from agent_saga_langchain.pauses import run_ended
+from agent_saga_core.wrapping import CallSite, ScopeOptions
+from agent_saga_langchain.pauses import heard
 from agent_saga_langchain.places import current_task, site_of
-from agent_saga_langgraph.approvals import Gate
+from agent_saga_langgraph.approvals import Gate, question
 
 __all__ = ["PAUSES", "GraphFrame", "graph_scope"]
 
@@ -57,9 +56,7 @@ class GraphFrame:
 
     def refuse(self, saga: Saga, refusal: SagaAborted) -> SagaAborted:
         """The refusal that the framework hears: from the third on, one that ends the run."""
-        if saga.refusals < REFUSALS or isinstance(refusal, GraphBubbleUp):
-            return refusal
-        return run_ended(refusal)
+        return heard(saga, refusal)
 
     def _asked(
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None
@@ -80,7 +77,9 @@ class GraphFrame:
         return lambda _: answer
 
 
-def graph_scope(saga_id: str | None, *, gate: Gate | None, renamed: Mapping[str, str], **options: Any) -> Saga:
+def graph_scope(
+    saga_id: str | None, *, gate: Gate | None, renamed: Mapping[str, str], **options: Unpack[ScopeOptions]
+) -> Saga:
     """`saga_scope` for one run of a graph."""
     saga = saga_scope(saga_id, **options)
     saga.frame = GraphFrame(gate, renamed)

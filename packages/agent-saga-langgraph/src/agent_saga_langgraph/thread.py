@@ -23,7 +23,8 @@ from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
 from agent_saga_core.saga import Saga
-from agent_saga_langgraph.claims import Claim, claim, latest_claim, talk
+from agent_saga_langchain.places import current_task
+from agent_saga_langgraph.claims import Claim, claim, latest_claim, saved, talk
 from agent_saga_langgraph.looking import Look, Read
 
 __all__ = ["ADDRESS", "Head", "Standing", "own_head", "paused", "stand", "unbound"]
@@ -32,6 +33,8 @@ log = logging.getLogger("agent_saga")
 
 ADDRESS = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
 """The parts of a config that address one checkpoint of a thread."""
+LENT = "__pregel_checkpointer"
+"""Where a config has the checkpointer that somebody else lends to the graph."""
 UPDATE, FORK = "update", "fork"
 """What LangGraph calls the sources of checkpoints that `update_state` wrote; a run may write forks, too."""
 
@@ -84,7 +87,8 @@ def stand(
 
     Raises:
         DeclarationError: An answer for a checkpoint that the thread has moved past; a saga id that is not the
-            thread's; an edit after which finished work would be done again.
+            thread's; an edit after which finished work would be done again; a graph that would run as a part of the
+            one around it.
         SagaNotFound: The thread's saga is not in this log.
     """
     own: dict[str, Any] = dict(config or {})
@@ -132,24 +136,20 @@ def _resumed(graph: Any, head: Any, standing: Standing, kept: Log | str | None, 
     edited = owner is not head or _is_update(head)
     forked = {"forked_from": found, "forked_at": _id_of(owner)}
     if edited and not (yield from _is_last(graph, standing, owner, found)):
-        return _new(standing, forked=forked)
+        return replace(standing, forked=forked)
     outer = current_saga()
     if outer is None:
         status = yield from _status(kept, found)
         if (edited or works) and status is SagaStatus.COMMITTED:
-            return _new(standing, forked=forked)
+            return replace(standing, forked=forked)
         if standing.saga_id not in (None, found):
             if status in (SagaStatus.COMMITTED, SagaStatus.ROLLED_BACK):
-                return _new(standing, forked=forked)
+                return replace(standing, forked=forked)
             raise DeclarationError(
                 f"This thread's saga is {found!r}, {status}, and the run names {standing.saga_id!r}. Leave saga_id out."
             )
     renamed = yield from _renamed(graph, standing, head)
     return replace(standing, saga_id=found, resumes=True, renamed=renamed)
-
-
-def _new(standing: Standing, *, forked: Mapping[str, Any]) -> Standing:
-    return replace(standing, forked=forked)
 
 
 def unbound(graph: Any, config: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None]:
@@ -222,10 +222,6 @@ def _history(graph: Any, config: Any, saga_id: str) -> Read:
     return Read(now, on_loop)
 
 
-def _saved(saver: Any, config: Any) -> Read:
-    return Read(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
-
-
 def _status(kept: Log | str | None, saga_id: str) -> Look[SagaStatus]:
     def read() -> SagaStatus:
         return read_saga(shared_log(kept), saga_id).status
@@ -246,9 +242,21 @@ def _status(kept: Log | str | None, saga_id: str) -> Look[SagaStatus]:
 
 
 def _thread_of(graph: Any, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config of the thread's head; None if nothing of the run is kept."""
-    merged = merge_configs(cast(Any, getattr(graph, "config", None)), cast(Any, config))
-    conf = _conf(merged)
+    """The config of the thread's head; None if nothing of the run is kept.
+
+    Raises:
+        DeclarationError: The graph would run as a part of the graph around it.
+    """
+    conf = {**_conf(getattr(graph, "config", None) or {}), **_conf(config)}
+    if conf.get("thread_id") is None:  # LangGraph takes over what surrounds the run, all of it
+        conf = _conf(merge_configs(cast(Any, getattr(graph, "config", None)), cast(Any, config)))
+        if current_task() is not None:
+            if getattr(graph, "checkpointer", None) is not False and conf.get(LENT) is not None:
+                raise DeclarationError(
+                    "This graph would be a part of the graph around it, resumed with that one, in no saga. Run that "
+                    'one with saga_run; or give this one its own thread: config={"configurable": {"thread_id": ...}}.'
+                )
+            return None
     if conf.get("thread_id") is None or _saver(graph, conf) is None:
         return None
     # Nothing else of the config: reading the thread calls no callbacks, and changes nothing of the caller's.
@@ -262,8 +270,7 @@ def _saver_of(graph: Any, thread: Mapping[str, Any] | None) -> Any:
 def _saver(graph: Any, conf: Mapping[str, Any]) -> Any:
     """The checkpointer of the graph, or the one that a server hands over in the config."""
     saver = getattr(graph, "checkpointer", None)
-    found = saver if saver not in (None, False, True) else conf.get("__pregel_checkpointer")
-    return found
+    return saver if saver not in (None, False, True) else conf.get(LENT)
 
 
 def _conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -372,16 +379,16 @@ def _refuse_inner_work(graph: Any, standing: Standing, before: Any) -> Look[None
 
     LangGraph runs such tasks again from their first line, with nothing that would tell what in them was done.
     """
-    saver = _saver(graph, _conf(standing.thread or {}))
-    saved = yield _saved(saver, before.config)
+    saver = _saver_of(graph, standing.thread)
+    kept = yield saved(saver, before.config)
     known = {task.id for task in before.tasks}
-    writes: list[tuple[str, str, Any]] = list(saved.pending_writes or ()) if saved is not None else []
+    writes: list[tuple[str, str, Any]] = list(kept.pending_writes or ()) if kept is not None else []
     inner = any(writer not in known and channel in BY_TASKS for writer, channel, _ in writes)
     base = _conf(before.config).get("checkpoint_ns") or ""
     for task in before.tasks:
         name = f"{base}|{task.name}:{task.id}" if base else f"{task.name}:{task.id}"
         conf = {"thread_id": _conf(before.config)["thread_id"], "checkpoint_ns": name}
-        inner = inner or (yield _saved(saver, {"configurable": conf})) is not None
+        inner = inner or (yield saved(saver, {"configurable": conf})) is not None
     if inner:
         raise DeclarationError(
             "The thread was edited while a subgraph or a @task inside of one of its nodes had run, and LangGraph would "

@@ -15,11 +15,11 @@ from agent_saga_core import ActionSemantics, CoverageManifest
 from agent_saga_core.coverage import CoverageEntry, entry_for, opaque, reach
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.wrapping import ToolRunner, runner_of
+from agent_saga_langgraph.adapter import NAME
 from agent_saga_langgraph.hooks import hooks_of
 
 __all__ = ["Inside", "coverage", "inside"]
 
-FRAMEWORK = "langgraph"
 BY_CALL = "call-id"
 """The model's id of the call, within the thread's task."""
 OWN_CODE = ("langgraph.", "langchain.agents.", "langchain_core.", "agent_saga_langchain.", "agent_saga_langgraph.")
@@ -70,7 +70,7 @@ def coverage(found: Any) -> CoverageManifest:
     Raises:
         DeclarationError: It is none of these.
     """
-    return CoverageManifest(framework=FRAMEWORK, entries=tuple(_entry(spot) for spot in _spots(found)))
+    return CoverageManifest(framework=NAME, entries=tuple(_entry(spot) for spot in _spots(found)))
 
 
 _known: WeakKeyDictionary[object, Inside] = WeakKeyDictionary()
@@ -98,11 +98,11 @@ def inside(graph: object) -> Inside:
 
 def _entry(spot: _Spot) -> CoverageEntry:
     if spot.tool is None:
-        return opaque(spot.path, spot.why, framework=FRAMEWORK, remote=spot.remote)
+        return opaque(spot.path, spot.why, framework=NAME, remote=spot.remote)
     return entry_for(
         spot.tool,
         path=spot.path,
-        framework=FRAMEWORK,
+        framework=NAME,
         identity=spot.identity,
         visibility="declared" if spot.listed else "inferred",
     )
