@@ -56,11 +56,11 @@ def _entry(name: str, entry: str) -> Entry:
 class Team:
     """One framework's agent with one tool, which its model calls once."""
 
-    def __init__(self, name: str, fn: Callable[..., Any], declaration: dict[str, Any], item: str = "room") -> None:
+    def __init__(self, name: str, fn: Callable[..., Any], declaration: dict[str, Any], *, tool: Any = None) -> None:
         harness = harness_of(name)
         self.name = name
-        self.tool = harness.wrap(harness.tool(fn), **declaration)
-        self.script = Script([Call(fn.__name__, {"item": item})])
+        self.tool = harness.wrap(harness.tool(fn), **declaration) if tool is None else tool
+        self.script = Script([Call(fn.__name__, {"item": "room"})])
 
     def run(self) -> Ran:
         """Run it through the adapter's sync entry, inside whatever saga is open here."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
 import threading
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,12 @@ os.environ.update(OPENAI_API_KEY="none", OPENAI_AGENTS_DISABLE_TRACING="1")
 
 from cross_acts import BY_RESULT, DECLARATION, act
 from cross_teams import FRAMEWORKS, Team, harness_of, on_a_loop
+from pydantic import BaseModel
 
-from agent_saga_core import carry, saga_scope
+from agent_saga_core import SagaFleet, carry, saga_scope
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import covered
+from agent_saga_core.testing import Script
+from agent_saga_core.wrapping import covered, runner_of
 
 Json = dict[str, Any]
 
@@ -45,6 +50,29 @@ def _told(saga: Saga) -> Json:
         "clean": report.clean,
         "steps": [[step.tool, str(step.status)] for step in saga.steps],
     }
+
+
+def _same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether two faces of a tool are equal."""
+    return one.keys() == other.keys() and all(one[name] is other[name] or one[name] == other[name] for name in one)
+
+
+def _changeable(found: Any) -> set[int]:
+    """Everything in a tool's face that somebody could change in place."""
+    left, seen = [found], set[int]()
+    while left:
+        one = left.pop()
+        if isinstance(one, type) or id(one) in seen:
+            continue
+        if isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple | set):
+            left += one
+        elif isinstance(one, BaseModel) or dataclasses.is_dataclass(one):
+            left += vars(one).values()
+        if isinstance(one, dict | list | set | BaseModel) or dataclasses.is_dataclass(one):
+            seen.add(id(one))
+    return seen
 
 
 def imports() -> Json:
@@ -132,6 +160,39 @@ def nested(saga_id: str, log: str, outer: str, inner: str) -> Json:
     return _told(saga)
 
 
+def shared(saga_id: str, log: str) -> Json:
+    """One function is a tool of every framework, registered with one fleet; everybody uses it, and the trip fails."""
+    fn = act("shared")
+    plain = {name: harness_of(name).tool(fn) for name in FRAMEWORKS}
+    marks, faces = dict(vars(fn)), {name: dict(harness_of(name).face(tool)) for name, tool in plain.items()}
+    fleet = SagaFleet("trip", log=log)
+    tools = {name: fleet.register(tool, **BY_RESULT) for name, tool in plain.items()}
+    for name, tool in tools.items():
+        fleet.observe(harness_of(name).agent([tool], Script(())), name=name)
+    fleet.assert_fully_covered()
+    saga: Saga | None = None
+    try:
+        with fleet.transaction(saga_id) as saga:
+            for name, tool in tools.items():
+                Team(name, fn, BY_RESULT, tool=tool).run()
+            raise TripFailed
+    except TripFailed:
+        pass
+    assert saga is not None
+    shown = [harness_of(name).face(tool) for name, tool in tools.items()]  # kept, or ids would be used again
+    parts = Counter(part for face in shown for part in _changeable(face))
+    return {
+        **_told(saga),
+        "adapters": {name: runner.adapter for name, tool in tools.items() if (runner := runner_of(tool)) is not None},
+        "runners": len({id(runner_of(tool)) for tool in tools.values()}),
+        "unwrapped": [name for name, tool in plain.items() if runner_of(tool) is None],
+        "covered": sorted({entry.path for entry in fleet.coverage().covered}),
+        "changed": [name for name, face in faces.items() if not _same(face, harness_of(name).face(plain[name]))],
+        "marked": [name for name in {*marks, *vars(fn)} if marks.get(name) != vars(fn).get(name)],
+        "parts in common": sum(times > 1 for times in parts.values()),
+    }
+
+
 def upto(saga_id: str, log: str, last: str) -> Json:
     """Everybody before `last` acts, then `last`, in whose turn the process is killed."""
     names = list(FRAMEWORKS)
@@ -141,7 +202,7 @@ def upto(saga_id: str, log: str, last: str) -> Json:
     return {}
 
 
-JOBS = {job.__name__: job for job in (imports, everybody, pair, together, nested, upto)}
+JOBS = {job.__name__: job for job in (imports, everybody, pair, together, nested, shared, upto)}
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cross_processes import Worker, bookings, undone
 from cross_teams import FRAMEWORKS
 
-from agent_saga_core import list_sagas
+from agent_saga_core import list_sagas, open_log
 from agent_saga_core.demo.client import Client
 
 NAMES = list(FRAMEWORKS)
@@ -38,9 +38,13 @@ def test_what_one_has_done_is_undone_when_another_fails(
 ) -> None:
     saga_id = f"{first}-{second}"
     world.fail("/bookings", field={"by": second}, times=None)
+    before = len(world.ledger()["journal"])
     told = process.run("pair", saga_id=saga_id, log=log, first=first, second=second)
     assert told["status"] == "ROLLED_BACK" and told["clean"], told
     assert told["steps"] == [[f"book_{first}", "COMPENSATED"], [f"book_{second}", "COMPENSATED"]]
+    asked = [entry for entry in world.ledger()["journal"][before:] if entry["entry"] == "request"]
+    refused = [entry for entry in asked if entry["path"] == "/bookings" and entry["status"] >= 400]
+    assert len(refused) == 1, "the second has asked once, and was told that it failed"
     made = bookings(world, saga_id)
     assert [one["by"] for one in made] == [first] and undone(world, made) == [first]
 
@@ -72,3 +76,22 @@ def test_an_agent_of_one_framework_inside_a_tool_of_another(
     assert undone(world, made) == [outer, inner], "the outer call ended last"
     assert told["status"] == "ROLLED_BACK" and told["clean"], told
     assert sorted(tool for tool, _ in told["steps"]) == sorted([f"book_{outer}", f"book_{inner}"])
+
+
+@pytest.mark.promise("drop-in", "any-thread-any-loop", "lifo")
+def test_one_function_is_a_tool_of_every_framework(process: Worker, world: Client, log: str) -> None:
+    told = process.run("shared", saga_id="shared", log=log)
+    assert told["runners"] == len(NAMES) and told["unwrapped"] == NAMES, "each tool is a tool of its own"
+    assert told["changed"] == [] and told["marked"] == [] and told["parts in common"] == 0
+    # The fleet has told from the tool whose it is: LangGraph's are LangChain's.
+    own = {name: name.replace("_", "-") for name in NAMES}
+    assert told["adapters"] == {**own, "langgraph": "langchain"}
+    assert {path.partition("/")[0] for path in told["covered"]} == {"tools", *NAMES}
+    made = bookings(world, "shared")
+    assert [one["by"] for one in made] == ["shared"] * len(NAMES)
+    cancelled = [one["booking_id"] for one in world.ledger()["cancellations"]]
+    assert [id for id in cancelled if id in {one["id"] for one in made}] == [one["id"] for one in made][::-1]
+    assert told["status"] == "ROLLED_BACK" and told["clean"], told
+    undone_by = {record.data["undo"]["handler"] for record in open_log(log).read("shared") if record.type == "INTENT"}
+    assert undone_by == {"cross.cancel"}, "two tools, one compensator"
+    assert [head.saga_id for head in list_sagas(log)] == ["shared"]
