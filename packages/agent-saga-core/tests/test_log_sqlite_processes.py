@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -615,24 +616,32 @@ say(json.dumps(answers))
 """
 
 
+@pytest.fixture
+def open_to_others() -> Iterator[Path]:
+    """Like `path`, where others may look: pytest's own folders it closes again whenever a session of it starts."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory) / "log.db"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("live", [True, False])
-def test_a_log_that_is_not_ours_to_write_is_refused_before_any_effect(
-    path: Path, start: Callable[[str], Process], live: bool
-) -> None:
+def test_a_log_that_is_not_ours_to_write_is_refused_before_any_effect(open_to_others: Path, live: bool) -> None:
+    path = open_to_others
     log = SqliteLog(path)
     log.claim("a")
     log.flush(log.append(record("a", 1, "START")))
     log.release("a")
     if not live:
         log.close()
-    for part in (*path.parents[:-2], path.with_name("log.db-locks")):
-        part.chmod(0o755)
+    path.with_name("log.db-locks").chmod(0o755)
     for part in path.parent.iterdir():
         if part.is_file():
             part.chmod(0o444)
     before = {part.name: part.read_bytes() for part in path.parent.iterdir() if part.is_file()}
-    answers = json.loads(start(READER).hear())
+    reader = Process(READER, path)
+    answers = json.loads(reader.hear())
+    reader.end()
     refusals = [answer for answer in answers if isinstance(answer, str)]
     assert refusals and "claimed" not in refusals
     for refusal in refusals:
