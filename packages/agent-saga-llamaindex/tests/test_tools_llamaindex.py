@@ -259,6 +259,26 @@ async def test_a_query_engine_tool_is_a_step(log: MemoryLog) -> None:
 
 
 @bounded
+async def test_a_query_engine_with_an_effect_is_undone(till: Till, log: MemoryLog) -> None:
+    class Metered(Echo):
+        """Charges for each answer."""
+
+        async def _aquery(self, query_bundle: Any) -> Response:
+            made = till.function()(len(query_bundle.query_str))
+            return Response(response=f"about {query_bundle.query_str}", metadata=made)
+
+    by_answer = undo("till.refund", amount="result.raw_output.metadata.amount")
+    tool = QueryEngineTool.from_defaults(Metered(), name="ask", description="Ask.")
+    wrapped = wrap_tool(tool, semantics="COMPENSABLE", compensate=by_answer)
+    with pytest.raises(SagaAborted):
+        async with saga_scope("s", log=log) as saga:
+            result = await asaga_run(agent([wrapped], saying([("c", "ask", {"input": "tides"})], "told")), "go")
+            assert [call.tool_output.content for call in result.tool_calls] == ["about tides"]
+            saga.abort("no")
+    assert till.acts == [("charge", 5), ("refund", 5)]
+
+
+@bounded
 async def test_a_method_that_calls_another_is_one_step(till: Till, log: MemoryLog) -> None:
     declaration = {"semantics": "COMPENSABLE", "compensate": undo("till.refund", amount="result.raw_output.amount")}
     wrapped = wrap_tool(ByMethod(till), **declaration)
