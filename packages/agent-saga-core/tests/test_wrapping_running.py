@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, get_type_hints
 
@@ -19,6 +20,8 @@ from agent_saga_core.wrapping import (
     refuse_generator,
     refused_too_often,
     run_blocking,
+    runner_of,
+    runner_under,
 )
 
 
@@ -79,6 +82,15 @@ class Array:
 def test_arguments_that_cannot_be_compared_are_not_equal() -> None:
     assert equal_args({"n": 1}, {"n": 1.0}) and not equal_args({"n": 1}, {"n": 2})
     assert not equal_args({"n": Array()}, {"n": Array()})
+
+
+def test_a_saga_tool_is_found_in_a_partial_of_it() -> None:
+    @saga_tool(semantics="READ_ONLY")
+    def look(a: int, b: int) -> None: ...
+
+    inner = functools.partial(functools.partial(look, 1), b=2)
+    assert runner_under(inner) is runner_under(look) is runner_of(look) is not None
+    assert runner_of(inner) is None and runner_under(functools.partial(len)) is None and runner_under(None) is None
 
 
 def pieces() -> Iterator[int]:

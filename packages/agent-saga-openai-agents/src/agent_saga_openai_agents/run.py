@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Unpack, cast
 
 from agents import Agent, RunContextWrapper, Runner, RunResult
 
 from agent_saga_core import Log, Saga, SagaNotFound, current_saga, saga_scope
-from agent_saga_core.wrapping import covered
+from agent_saga_core.wrapping import RunOptions, covered, refuse_on_a_loop
 from agent_saga_openai_agents.sites import (
     Mark,
     begin,
-    can_wait,
     inside,
     point_of,
     put_mark,
@@ -25,22 +24,10 @@ from agent_saga_openai_agents.sites import (
 from agent_saga_openai_agents.states import aload_state, complete, loop_of_this_thread, resumes
 from agent_saga_openai_agents.walk import runners_of
 
-__all__ = ["Arguments", "Prepared", "ScopeArguments", "asaga_run", "reason_to_wait", "saga_run"]
+__all__ = ["Arguments", "Prepared", "asaga_run", "reason_to_wait", "saga_run"]
 
 
-class ScopeArguments(TypedDict, total=False):
-    """What is passed on to `saga_scope`."""
-
-    name: str
-    on_failure: Literal["settle", "abort"]
-    approve: Callable[..., Any] | None
-    drain_timeout: float
-    durability: Literal["strict", "relaxed"]
-    busy_timeout: float
-    metadata: Mapping[str, Any] | None
-
-
-class Arguments(ScopeArguments, total=False):
+class Arguments(RunOptions, total=False):
     """The arguments of the scope, and those of the framework's own run."""
 
     context: Any
@@ -112,8 +99,9 @@ def saga_run(
     """`Runner.run_sync` as one saga; see `asaga_run`.
 
     Raises:
-        RuntimeError: An event loop runs here.
+        RuntimeError: An event loop runs here. Nothing has run.
     """
+    refuse_on_a_loop()
     prepared = Prepared(starting_agent, input, saga_id, log, arguments)
     if prepared.resumed is not None:
         complete(prepared.load())
@@ -143,7 +131,7 @@ class Prepared:
         self, agent: Agent[Any], given: Any, saga_id: str | None, log: Log | str | None, arguments: Mapping[str, Any]
     ) -> None:
         scope: dict[str, Any] = {"name": agent.name or "agent"}
-        scope |= {name: value for name, value in arguments.items() if name in ScopeArguments.__annotations__}
+        scope |= {name: value for name, value in arguments.items() if name in RunOptions.__annotations__}
         self.run = {name: value for name, value in arguments.items() if name not in scope}
         self.agent = agent
         self.given = given
@@ -224,7 +212,7 @@ def reason_to_wait(saga: Saga, result: Any) -> str:
     A saga that can no longer commit is not: it is rolled back rather than kept waiting.
     """
     waiting: list[Any] = getattr(result, "interruptions", None) or []
-    if not waiting or not can_wait(saga):
+    if not waiting or not saga.takes_steps:
         return ""
     names = sorted({str(getattr(item, "name", None) or "a tool") for item in waiting})
     return f"waiting for approval of {', '.join(names)}"

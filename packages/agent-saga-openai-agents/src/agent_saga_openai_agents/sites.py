@@ -13,15 +13,14 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 from agents import RunContextWrapper
 
-from agent_saga_core import Log, Saga, SagaStatus
+from agent_saga_core import Log, Saga
 from agent_saga_core.logs import shared_log
 from agent_saga_core.state import fold
 from agent_saga_core.wrapping import CallSite
@@ -32,7 +31,6 @@ __all__ = [
     "Mark",
     "Runs",
     "begin",
-    "can_wait",
     "inside",
     "mark_of",
     "point_of",
@@ -65,25 +63,31 @@ _inside: ContextVar[Mark | None] = ContextVar("agent_saga_openai_agents_run", de
 
 
 class Runs:
-    """The runs of one saga in this process. Safe on any thread.
+    """The runs of one saga in this process. Safe on any thread."""
 
-    Args:
-        recorded: The runs that are over: those of earlier processes, if the saga goes on behind them.
-    """
-
-    def __init__(self, recorded: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._recalled = False
         self._count = 0
         self._scopes: dict[int, tuple[object, str]] = {}  # holds the tables, so that no id is used twice
         self._nested: Counter[str] = Counter()
         self._calls: set[asyncio.Task[Any]] = set()
-        for scope in recorded:
-            name, _, number = scope.rpartition("#")
-            run = scope.partition("/")[0].partition(".")[0]
-            if run.isdecimal():
-                self._count = max(self._count, int(run))
-            elif number.isdecimal():  # those with a run around them are told from all others by its number
-                self._nested[name] = max(self._nested[name], int(number))
+
+    def recall(self, saga: Saga) -> None:
+        """Count behind the runs of earlier processes, if the saga goes on; where its body runs again, it meets them."""
+        with self._lock:
+            if self._recalled:
+                return
+            self._recalled = True
+            for _, site in saga.recorded_sites(NAME) if saga.goes_on else ():
+                if site.call_id is None:
+                    continue
+                name, _, number = site.scope.rpartition("#")
+                run = site.scope.partition("/")[0].partition(".")[0]
+                if run.isdecimal():
+                    self._count = max(self._count, int(run))
+                elif number.isdecimal():  # those with a run around them are told from all others by its number
+                    self._nested[name] = max(self._nested[name], int(number))
 
     def begin(self, context: object, resumed: Mark | None) -> int:
         """Number a run that is about to start with this context."""
@@ -131,28 +135,11 @@ class Runs:
         return known[1]
 
 
-_lock = threading.Lock()
-_runs: WeakKeyDictionary[object, Runs] = WeakKeyDictionary()
-
-
 def runs_of(saga: Saga) -> Runs:
     """The runs of a saga: the same for all its savepoints, and new ones when it is opened again."""
-    # Not by the scope: a savepoint's is gone with the savepoint, and the runs in it would be numbered again.
-    opened: Any = saga._opened  # pyright: ignore[reportPrivateUsage]
-    with _lock:
-        found = _runs.get(opened)
-        if found is None:
-            found = _runs[opened] = Runs(_recorded(opened))
-    return found
-
-
-def _recorded(opened: Any) -> list[str]:
-    """The runs that the log names, where the saga goes on behind them; where its body runs again, it meets them."""
-    if opened.options.resume != "continue":
-        return []
-    with opened.lock:
-        identities = [json.loads(text) for text in opened.fold.by_identity if text.startswith('["call"')]
-    return [parts[2] for parts in identities if len(parts) == 5 and parts[1] == NAME]
+    runs = saga.shared(Runs)
+    runs.recall(saga)
+    return runs
 
 
 @contextmanager
@@ -211,12 +198,6 @@ def point_of(state: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def can_wait(saga: Saga) -> bool:
-    """Whether a saga can be kept waiting for a person: it runs, and may still commit."""
-    opened: Any = saga._opened  # pyright: ignore[reportPrivateUsage]
-    return saga.status is SagaStatus.RUNNING and opened.fold.rollback_only is None
 
 
 def tells_runs_apart() -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from agents import Agent, RunState
 
+from agent_saga_core.wrapping import on_a_loop
 from agent_saga_openai_agents.sites import Mark, mark_of, put_mark
 
 __all__ = ["Envelope", "aload_state", "complete", "dump_state", "load_state", "loop_of_this_thread", "resumes"]
@@ -128,16 +129,14 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
     Raises:
         RuntimeError: A loop runs here.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        loop = loop_of_this_thread()
-        if loop is not None:
-            return loop.run_until_complete(coroutine)
-        with asyncio.Runner() as runner:
-            return runner.run(coroutine)
-    coroutine.close()
-    raise RuntimeError("An event loop runs here, which this would block. Use the async form.")
+    if on_a_loop():
+        coroutine.close()
+        raise RuntimeError("An event loop runs here, which this would block. Use the async form.")
+    loop = loop_of_this_thread()
+    if loop is not None:
+        return loop.run_until_complete(coroutine)
+    with asyncio.Runner() as runner:
+        return runner.run(coroutine)
 
 
 def loop_of_this_thread() -> asyncio.AbstractEventLoop | None:

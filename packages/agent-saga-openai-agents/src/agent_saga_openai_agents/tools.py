@@ -23,15 +23,16 @@ from agents import tool as framework
 from agents.function_schema import function_schema
 from agents.tool_context import ToolContext
 
-from agent_saga_core import (
-    ActionSemantics,
-    DeclarationError,
-    Saga,
-    SagaError,
-    StepRequest,
-)
+from agent_saga_core import ActionSemantics, DeclarationError, Saga, SagaError, StepRequest
 from agent_saga_core.engine.calls import is_async
-from agent_saga_core.wrapping import REFUSALS, Binding, Declaration, ToolRunner, runner_of
+from agent_saga_core.wrapping import (
+    Binding,
+    Declaration,
+    ToolRunner,
+    refuse_generator,
+    refused_too_often,
+    runner_of,
+)
 from agent_saga_openai_agents.adapter import NAME
 from agent_saga_openai_agents.sites import runs_of, site_of
 
@@ -84,13 +85,11 @@ def wrap_tool(tool: T, **declaration: Unpack[Declaration]) -> T:
         raise DeclarationError(f"{tool.name!r} is a saga tool already. Wrap the plain tool once.")
     if is_agent_tool(tool):
         raise DeclarationError(f"{tool.name!r} is an agent: its steps are the calls of its own tools. Wrap those.")
-    if fn is not None and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
-        raise DeclarationError(
-            f"{tool.name!r} is a generator function, whose effects would come after the step. Return a list instead."
-        )
-    if fn is not None and not is_async(fn):
-        declaration["offload"] = True  # as the framework does; and a thread that was given up is waited for
-    runner = _Runner(tool.name, declaration, adapter=NAME, fn=fn)
+    if fn is not None:
+        refuse_generator(tool.name, fn)
+        if not is_async(fn):
+            declaration["offload"] = True  # as the framework does; and a thread that was given up is waited for
+    runner = ToolRunner(tool.name, declaration, adapter=NAME, fn=fn)
     wrapped = copy.copy(tool)
     _mark(wrapped, runner)
     if fn is not None:
@@ -116,15 +115,6 @@ def is_agent_tool(tool: FunctionTool) -> bool:
 def agent_of(tool: FunctionTool) -> Any:
     """The agent that a call of the tool runs, or None."""
     return getattr(tool, "_agent_instance", None)
-
-
-class _Runner(ToolRunner):
-    """A runner that copies of a tool share, deep ones too: binding one of them binds all."""
-
-    __slots__ = ()
-
-    def __deepcopy__(self, memo: object) -> _Runner:
-        return self
 
 
 # --- a tool that function_tool made
@@ -165,8 +155,8 @@ class _Calls:
         parameters = list(self.binding.signature.parameters.values())
         schema = function_schema(self.fn, name_override="tool", use_docstring_info=False, strict_json_schema=False)
         self.context = parameters[0].name if schema.takes_context else None
-        hidden = {self.context, "idempotency_key" if self.binding.takes_key else None}
-        self.visible = inspect.Signature([p for p in parameters if p.name not in hidden])
+        shown = self.binding.shown.parameters.values()
+        self.visible = inspect.Signature([p for p in shown if p.name != self.context])
         if self.binding.takes_key and not self.binding.plain and self.binding.key_at < len(parameters):
             raise DeclarationError(
                 f"{runner.spec.tool!r} takes idempotency_key by position, before arguments that have no names. "
@@ -213,8 +203,7 @@ class _Calls:
 
             call = scall
         if binding.takes_key:
-            shown = [p for p in binding.signature.parameters.values() if p.name != "idempotency_key"]
-            call.__signature__ = binding.signature.replace(parameters=shown)
+            call.__signature__ = binding.shown
         call.__agent_saga__ = runner
         return call
 
@@ -253,7 +242,7 @@ async def _step(
     except SagaError as refusal:
         heard = _refused.get()
         if heard is not None:
-            heard.refusal, heard.ends = refusal, saga is not None and saga.refusals >= REFUSALS
+            heard.refusal, heard.ends = refusal, saga is not None and refused_too_often(saga)
         raise
 
 

@@ -4,8 +4,9 @@ from agent_saga_core.engine.run import CallSite
 from agent_saga_core.saga import Frame
 from agent_saga_core.wrapping.covered import covered
 from agent_saga_core.wrapping.functions import Binding, refuse_generator, saga_tool
-from agent_saga_core.wrapping.runner import REFUSALS, Declaration, ToolRunner, runner_of
+from agent_saga_core.wrapping.runner import REFUSALS, Declaration, ToolRunner, runner_of, runner_under
 from agent_saga_core.wrapping.running import (
+    RunOptions,
     ScopeOptions,
     on_a_loop,
     refuse_on_a_loop,
@@ -22,6 +23,7 @@ __all__ = [
     "CallSite",
     "Declaration",
     "Frame",
+    "RunOptions",
     "Same",
     "SagaStream",
     "ScopeOptions",
@@ -34,5 +36,6 @@ __all__ = [
     "refused_too_often",
     "run_blocking",
     "runner_of",
+    "runner_under",
     "saga_tool",
 ]

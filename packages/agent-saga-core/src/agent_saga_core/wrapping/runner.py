@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Required, TypedDict, cast
 
 from agent_saga_core import registry
@@ -14,7 +15,7 @@ from agent_saga_core.errors import BoundaryRequired, SagaNotRunning
 from agent_saga_core.registry import accepts_key, annotations_of
 from agent_saga_core.saga import Saga, current_saga
 
-__all__ = ["REFUSALS", "Bound", "Declaration", "ToolRunner", "runner_of"]
+__all__ = ["REFUSALS", "Bound", "Declaration", "ToolRunner", "runner_of", "runner_under"]
 
 REFUSALS = 3
 """Calls that a saga refuses before an adapter ends the run: its model does not listen."""
@@ -178,6 +179,16 @@ class ToolRunner:
             )
         # The innermost binding: a run inside of a run is a savepoint of it.
         return current if current is not None and current.same_as(strong[-1]) else strong[-1]
+
+
+def runner_under(fn: object) -> ToolRunner | None:
+    """`runner_of` a function, or of the one in a partial of it."""
+    while fn is not None:
+        found = runner_of(fn)
+        if found is not None:
+            return found
+        fn = fn.func if isinstance(fn, partial) else None
+    return None
 
 
 def runner_of(tool: object) -> ToolRunner | None:

@@ -15,24 +15,29 @@ if TYPE_CHECKING:
 else:
     asyncio = LazyModule("asyncio")
 
-__all__ = ["ScopeOptions", "on_a_loop", "refuse_on_a_loop", "refused_too_often", "run_blocking"]
+__all__ = ["RunOptions", "ScopeOptions", "on_a_loop", "refuse_on_a_loop", "refused_too_often", "run_blocking"]
 
 T = TypeVar("T")
 
 
-class ScopeOptions(TypedDict, total=False):
-    """What a run passes on to `saga_scope`, which says what each of them means."""
+class RunOptions(TypedDict, total=False):
+    """What whoever starts a run may say of its scope; `saga_scope` tells what each of them means."""
 
     name: str
-    log: Log | str | None
     on_failure: Literal["settle", "abort"]
     approve: Callable[..., Any] | None
     drain_timeout: float
     durability: Literal["strict", "relaxed"]
-    resume: Literal["replay", "continue"]
-    orphan_after: float
     busy_timeout: float
     metadata: Mapping[str, Any] | None
+
+
+class ScopeOptions(RunOptions, total=False):
+    """What a run passes on to `saga_scope`, besides the id."""
+
+    log: Log | str | None
+    resume: Literal["replay", "continue"]
+    orphan_after: float
 
 
 def refused_too_often(saga: Saga) -> bool:
