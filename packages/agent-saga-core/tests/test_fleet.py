@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import importlib.metadata
 import random
@@ -424,6 +425,18 @@ def test_after_the_call_everything_is_as_it_was(log: MemoryLog) -> None:
     assert on_a_thread(thread) is None
 
 
+def test_a_carried_call_that_nobody_ended_leaves_the_context_in_which_it_is_closed(log: MemoryLog) -> None:
+    async def waits() -> None:
+        await asyncio.sleep(0)
+
+    with saga_scope("a", log=log):
+        call: Any = carry(waits)()
+        contextvars.copy_context().run(call.send, None)
+    with saga_scope("b", log=log) as other:
+        call.close()
+        assert current_saga() is other
+
+
 def test_one_carried_callable_on_many_threads_at_once(world: World, log: MemoryLog) -> None:
     charge = saga_tool(**world.declaration)(world.charge)
     together = threading.Barrier(4, timeout=WAIT)
@@ -478,7 +491,11 @@ def test_what_cannot_be_carried(log: MemoryLog) -> None:
     async def agenerator() -> Any:
         yield 1
 
-    wrong: list[Any] = [generator, agenerator, functools.partial(generator), "charge"]
+    class Generates:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    wrong: list[Any] = [generator, agenerator, functools.partial(generator), Generates(), "charge"]
     with saga_scope("s1", log=log):
         for fn in wrong:
             with pytest.raises(DeclarationError, match="carry"):

@@ -202,6 +202,151 @@ def test_a_savepoint_of_a_body_that_runs_again_has_the_calls_that_are_met_in_it(
     assert world.effects == ["outside", "inside"]
 
 
+def test_what_a_savepoint_made_is_undone_with_it_though_the_body_that_runs_again_has_not_met_it_yet(log, world, charge):
+    def body(fails: bool) -> None:
+        saga, this = current_saga(), object()
+        assert saga is not None
+        with saga.savepoint():
+            _call(charge, world, "met", CallSite("frame", "task", body=this))
+            if fails:
+                raise ValueError
+            _call(charge, world, "not met", CallSite("frame", "task", body=this))
+        with saga.savepoint():
+            _call(charge, world, "other", CallSite("frame", "task", body=this))
+
+    with saga_scope("s", log=log):
+        body(False)
+        with pytest.raises(ValueError):
+            body(True)
+        assert world.effects == ["other"]
+
+
+def test_savepoints_of_a_former_owner_are_not_those_that_are_opened_when_the_saga_goes_on(log, world, charge):
+    def node(name: str, *values: Any, fails: bool = False) -> None:
+        saga, this = current_saga(), object()
+        assert saga is not None
+        with saga.savepoint():
+            for value in values:
+                _call(charge, world, value, CallSite("frame", name, body=this))
+            if fails:
+                raise ValueError
+
+    with saga_scope("s", log=log) as saga:
+        node("first", "a")
+        node("second", "b", "c")
+        saga.suspend("asks")
+    with saga_scope("s", log=log, resume="continue"), pytest.raises(ValueError):
+        node("second", "b", fails=True)  # its savepoint has the number here that the first node's had there
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED
+    assert world.effects == ["a"]
+
+
+def test_a_call_met_again_by_the_same_execution_stays_with_its_savepoint(log, world, charge):
+    keyed = _runner(undo("take_back", value="result.value"), "pay", key="args.value")
+    with saga_scope("s", log=log) as saga:
+        this = object()
+        with saga.savepoint():
+            _call(keyed, world, "order 1", CallSite("frame", "task", body=this))
+        with pytest.raises(ValueError), saga.savepoint():
+            _call(keyed, world, "order 1", CallSite("frame", "task", body=this))
+            raise ValueError
+    assert world.effects == ["order 1"]
+
+
+def test_a_new_attempt_belongs_to_the_savepoint_that_makes_it(log, world, charge):
+    def pay(saga: Any) -> Any:
+        inverse = undo("take_back", value="result.value")
+        return saga.execute("pay", lambda: world.put(1), semantics="COMPENSABLE", compensate=inverse, key="k")
+
+    with saga_scope("s", log=log) as saga:
+        for _ in range(2):
+            with pytest.raises(ValueError), saga.savepoint() as inner:
+                pay(inner)
+                raise ValueError
+            assert world.effects == []
+
+
+def test_a_try_that_was_undone_gives_its_number_back(log, world, charge):
+    def body(failures: int) -> None:
+        saga, this = current_saga(), object()
+        assert saga is not None
+        for n in range(failures + 1):
+            try:
+                with saga.savepoint():
+                    _call(charge, world, 10, CallSite("frame", "task", body=this))
+                    if n < failures:
+                        raise ValueError
+                    return
+            except ValueError:
+                continue
+
+    with saga_scope("s", log=log) as saga:
+        body(failures=1)
+        saga.suspend("asks")
+    with saga_scope("s", log=log, resume="continue"):
+        body(failures=0)
+    assert world.effects == [10]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, asyncio.CancelledError])
+async def test_a_try_that_was_interrupted_gives_its_number_back_when_it_is_settled(log, world, charge, interruption):
+    safe = _runner(delete_by("take_back", value="args.value"), in_doubt=0.0)
+
+    async def body(*raises: type[BaseException]) -> None:
+        left, site = list(raises), CallSite("frame", "task", body=object())
+
+        async def invoke(key: str) -> Any:
+            done = world.put(10)
+            if left:
+                raise left.pop()
+            return done
+
+        try:
+            await safe.arun({"value": 10}, invoke, site=site)
+        except interruption:
+            await safe.arun({"value": 10}, invoke, site=site)
+
+    async with saga_scope("s", log=log) as saga:
+        await body(interruption)
+        assert [step.attempts for step in saga.steps] == [2]
+        await saga.asuspend("asks")
+    async with saga_scope("s", log=log, resume="continue"):
+        await body()
+    assert world.effects == [10]
+
+
+def test_a_call_that_was_refused_gives_its_number_back(log, world, charge):
+    def body(stray: bool) -> None:
+        saga, this = current_saga(), object()
+        assert saga is not None
+        with saga.savepoint() as ended:
+            pass
+        if stray:  # what still runs of it when it has ended
+            with pytest.raises(SagaNotRunning), ended.attached():
+                _call(charge, world, 1, CallSite("frame", "task", body=this))
+        _call(charge, world, 1, CallSite("frame", "task", body=this))
+
+    with saga_scope("s", log=log) as saga:
+        body(stray=True)
+        saga.suspend("asks")
+    with saga_scope("s", log=log, resume="continue"):
+        body(stray=False)
+    assert world.effects == [1]
+
+
+@pytest.mark.parametrize("identity", ['["n"]#\u00b2', "[" * 100_000 + "#0", '["n"]#' + "9" * 5000])
+def test_an_identity_that_no_call_has_made_is_no_end_of_the_saga(log, monkeypatch, identity):
+    def count(run: Any, call: Any) -> None:
+        call.identity = identity
+
+    monkeypatch.setattr("agent_saga_core.engine.step._count", count)
+    for resume in ("replay", "continue"):
+        with saga_scope("s", log=log, resume=resume) as saga:
+            saga.execute("look", lambda: 1, semantics="READ_ONLY")
+            assert saga.recorded_sites("frame") == ()
+            saga.suspend("asks")
+
+
 class Paper:
     """A frame: every call is made at a place of its own kind, may pause, and asks the frame."""
 
@@ -306,6 +451,20 @@ def test_the_gate_and_the_patience_of_a_joined_scope_are_its_own(log, world):
         with saga_scope(on_failure="abort") as strict, pytest.raises(ValueError):
             strict.execute("x", fails, semantics="COMPENSABLE", compensate=delete_by(print, sep="step.forward_key"))
         assert outer.rollback_only is not None
+
+
+def test_a_gate_is_asked_also_where_it_is_empty(log, world):
+    class Queue(list[Any]):
+        """Those who wait for an answer; none yet, so that it is false."""
+
+        def __call__(self, request: Any) -> bool:
+            return False
+
+    mail = ToolRunner("mail", Declaration(semantics="IRREVERSIBLE"))
+    with saga_scope("s", log=log, approve=lambda request: True), saga_scope(approve=Queue()):
+        with pytest.raises(ApprovalRequired):
+            mail.run({}, lambda key: world.put("sent"))
+    assert world.effects == []
 
 
 def test_a_saga_whose_id_somebody_else_keeps_is_durable_when_it_is_open(log):
@@ -758,6 +917,89 @@ def test_a_stream_whose_saga_cannot_commit_says_so_at_its_end(log, world, charge
         list(SagaStream(saga_scope("s", log=log), run))
 
 
+def test_a_stream_whose_rollback_is_incomplete_says_so_when_it_is_closed(log, world):
+    def fails(value: Any) -> None:
+        raise OSError
+
+    def run() -> Iterator[int]:
+        _call(_runner(undo(fails, value="result.value")), world, 1)
+        yield 1
+
+    stream = SagaStream(saga_scope("s", log=log), run)
+    next(stream)
+    with pytest.raises(RollbackIncomplete):
+        stream.close()
+    assert read_saga(log, "s").status is SagaStatus.NEEDS_ATTENTION
+    stream.close()
+
+
+@pytest.mark.parametrize("where", ["start", "at_end", "around"])
+def test_a_stop_that_is_not_the_end_of_the_run_is_not_taken_for_it(log, where):
+    def stops(*_: object) -> Any:
+        return next(iter(()))
+
+    start = stops if where == "start" else lambda: iter("a")
+    at_end, around = (stops if where == name else None for name in ("at_end", "around"))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(SagaStream(saga_scope("s", log=log), start, at_end=at_end, around=around))
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+def test_a_stream_that_is_being_read_is_neither_read_nor_closed_by_another_thread(log, world, charge):
+    def run() -> Iterator[int]:
+        for attempt in (stream.close, lambda: next(stream)):
+            assert isinstance(_on_a_thread(attempt), RuntimeError)
+        _call(charge, world, 1)
+        yield 1
+
+    stream = SagaStream(saga_scope("s", log=log), run)
+    assert list(stream) == [1] and world.effects == [1]
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
+def test_a_scope_that_somebody_else_has_opened_is_not_ended_by_a_stream(log):
+    with saga_scope("s", log=log) as saga:
+        with pytest.raises(SagaBusy):
+            next(SagaStream(saga, lambda: iter("a")))
+        assert saga.status is SagaStatus.RUNNING
+
+
+def test_a_dropped_stream_is_rolled_back_away_from_what_the_collection_came_upon(log, world):
+    names: list[str] = []
+
+    def back(value: Any) -> None:
+        names.append(threading.current_thread().name)
+
+    def run() -> Iterator[int]:
+        _call(_runner(undo(back, value="result.value")), world, 1)
+        yield 1
+
+    stream = SagaStream(saga_scope("s", log=log), run)
+    next(stream)
+    del stream  # in the middle of anything, a commit of the very log that its rollback needs
+    assert names == ["agent-saga-stream"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_is_around_a_stream_does_not_hide_what_the_saga_came_to(log, world, commits):
+    class Around:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            raise LookupError
+
+    def run() -> Iterator[int]:
+        yield 1
+        if not commits:
+            raise ValueError
+
+    stream = SagaStream(saga_scope("s", log=log), run, around=lambda saga: Around())
+    with pytest.raises(LookupError if commits else ValueError) as raised:
+        list(stream)
+    status = SagaStatus.COMMITTED if commits else SagaStatus.ROLLED_BACK
+    assert read_saga(log, "s").status is status and any(status in note for note in raised.value.__notes__)
+
+
 async def test_an_async_stream_does_the_same(log, world, charge):
     async def invoke(key: str) -> Any:
         return world.put(1)
@@ -833,3 +1075,57 @@ async def test_a_cancelled_async_stream_is_rolled_back(log, world, charge):
         await task
     assert task.cancelled() and world.effects == []
     assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+async def test_a_cancellation_while_an_async_stream_is_closed_is_heard(log, world):
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @compensator("slow")
+    async def slow(value: Any) -> None:
+        began.set()
+        await release.wait()
+        world.undone.append(value)
+
+    async def invoke(key: str) -> Any:
+        return world.put(1)
+
+    async def run() -> Any:
+        await _runner(undo(slow, value="result.value")).arun({"value": 1}, invoke)
+        yield 1
+
+    stream = AsyncSagaStream(saga_scope("s", log=log), run)
+    await anext(stream)
+    closing = asyncio.ensure_future(stream.aclose())
+    await began.wait()
+    closing.cancel()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert world.undone == [1] and read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
+async def test_an_async_stream_is_read_by_one_task_from_its_opening_on(log, world, charge):
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def invoke(key: str) -> Any:
+        return world.put(1)
+
+    async def start() -> Any:
+        began.set()
+        await release.wait()
+        return run()
+
+    async def run() -> Any:
+        await charge.arun({"value": 1}, invoke)
+        yield 1
+
+    stream = AsyncSagaStream(saga_scope("s", log=log), start)
+    reading = asyncio.ensure_future(anext(stream))
+    await began.wait()
+    for other in (stream.aclose(), anext(stream)):
+        with pytest.raises(RuntimeError, match="Another task"):
+            await other
+    release.set()
+    assert await reading == 1
+    assert [piece async for piece in stream] == []
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED

@@ -119,7 +119,7 @@ def site_in(identity: str) -> tuple[str, CallSite] | None:
     base, sign, _ = identity.rpartition("#")
     try:
         parts = msgspec.json.decode(base if sign and not identity.endswith("]") else identity)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     match parts:
         case ["call", str(adapter), str(scope), str(tool), str(call_id)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_saga_core.state import Attempt, SagaStatus, Step, StepStatus, fold
 
 __all__ = ["claim", "opening"]
 
+_NUMBER = re.compile("[0-9]{1,9}")
 BUSY_POLL = 0.05
 """Seconds between two tries to own a busy saga: the kernel's locks tell nobody that they were dropped."""
 
@@ -142,6 +144,7 @@ def _resume(run: Run) -> Flow[None]:
     run.recorded = {step.number for step in run.fold.steps if _must_be_met(step)}
     if run.options.resume == "continue":
         _continue_counts(run)
+        run.detach()
         run.recorded = set()
 
 
@@ -167,13 +170,13 @@ def _continue_counts(run: Run) -> None:
     """The body goes on where it was: equal calls count on from those that the log holds."""
     for step in run.fold.steps:
         base, sign, number = step.identity.rpartition("#")
-        if sign and number.isdigit() and step.last.open and _counted(base):
+        if sign and _NUMBER.fullmatch(number) and step.last.open and _counted(base):
             run.taken.setdefault((base, None), set()).add(int(number))
 
 
 def _counted(base: str) -> bool:
     try:
         parts = msgspec.json.decode(base)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return isinstance(parts, list) and parts[:1] == ["n"]

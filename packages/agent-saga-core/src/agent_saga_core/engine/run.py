@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from agent_saga_core.clock import Clock
 from agent_saga_core.declare import ActionSemantics, StepSpec
 from agent_saga_core.engine.effects import Draft
-from agent_saga_core.records import Record
-from agent_saga_core.state import Attempt, SagaFold, Step, within
+from agent_saga_core.records import Record, RecordType
+from agent_saga_core.state import SETTLED_ABSENT, Attempt, SagaFold, Step, within
 from agent_saga_core.values import Encoded
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ __all__ = ["Attempted", "CallSite", "LocalUndo", "Options", "Run", "Running", "S
 
 Attempted = tuple[int, int]
 """Step number and attempt number."""
+
+_LEAVES_NOTHING = frozenset({RecordType.NOT_APPLIED, RecordType.COMPENSATED})
 
 
 class Options:
@@ -189,7 +191,8 @@ class Run:
         self.must_undo: set[Attempted] = set()
         self.recorded: set[int] = set()
         self.met: set[int] = set()
-        self.met_in: dict[int, str] = {}  # by step: the savepoint that a body run again has met it in
+        self.met_in: dict[int, str] = {}  # by step: the savepoint that it belongs to, if not the one it began in
+        self.met_by: dict[int, tuple[str, Hashable, int]] = {}  # by step: what was counted, in which body, its number
         self.types: dict[str, type] = {}
         self.secrets: dict[int, tuple[str, ...]] = {}  # by step: what its arguments hide
         self.shelf: dict[object, Any] = {}  # what adapters keep for as long as the saga is open here
@@ -232,6 +235,8 @@ class Run:
                     pending.clear()
                     raise
                 fold.apply(record)
+            if record.type in _LEAVES_NOTHING:
+                self._count_back(record.data["step"])
             pending.pop(0)
 
     def load(self, records: tuple[Record, ...]) -> None:
@@ -256,17 +261,55 @@ class Run:
         if not scope or not self.met_in:
             return self.fold.open_attempts(scope)
         found = self.fold.open_attempts()
-        return [(step, its) for step, its in found if within(self.met_in.get(step.number, step.scope), scope)]
+        return [(step, its) for step, its in found if within(self.belongs(step), scope)]
+
+    def belongs(self, step: Step) -> str:
+        """The savepoint, as they are numbered here, that a step is undone with."""
+        return self.met_in.get(step.number, step.scope)
+
+    def begin(self, number: int, call: StepCall) -> None:
+        """A call makes an attempt, which belongs to the savepoint of the call. Under the lock."""
+        self.met.add(number)
+        self.met_by[number] = (call.base, call.body, call.occurrence)
+        if number <= len(self.fold.steps):
+            self.met_in[number] = call.scope
 
     def meet(self, step: Step, call: StepCall) -> None:
-        """A call has met its step. Under the lock.
+        """A call has met what its step has done. Under the lock.
 
         A framework that runs a body again opens its savepoints again, under other numbers: a step that was made in one
-        of them belongs to the one that it is met in now, and is undone with that.
+        of them belongs to the one that it is met in now, and is undone with that; so is what else was made there and
+        not met yet. Met again by the same execution of the body, it stays where it is.
         """
-        self.met.add(step.number)
-        if call.placed and step.scope and not within(call.scope, step.scope):
-            self.met_in[step.number] = call.scope
+        number = step.number
+        before = self.met_by.get(number)
+        self.met.add(number)
+        self.met_by[number] = (call.base, call.body, call.occurrence)
+        here, there = self.belongs(step), call.scope
+        same = before is not None and call.body is not None and before[1] == call.body
+        if not call.placed or not step.scope or same or (here and within(there, here)):
+            return
+        if here and call.body is not None:
+            for other in self.fold.steps:
+                known = self.met_by.get(other.number)
+                if self.belongs(other) == here and (known is None or known[1] != call.body):
+                    self.met_in[other.number] = there
+        self.met_in[number] = there
+
+    def detach(self) -> None:
+        """The savepoints of former owners are none of those that are opened here, under the same numbers.
+
+        Not where the body runs again from its top: then they are the same ones.
+        """
+        for step in self.fold.steps:
+            if step.scope:
+                self.met_in[step.number] = f"{step.attempts[0].epoch}:{step.scope}"
+
+    def _count_back(self, number: int) -> None:
+        """A call that left nothing gives its number back, whoever settled or undid it."""
+        if number in self.met_by and self.fold.step(number).last.status in SETTLED_ABSENT:
+            base, body, occurrence = self.met_by[number]
+            self.taken.get((base, body), set()).discard(occurrence)
 
     def leave(self, token: object) -> None:
         """A step's flow appends nothing any more."""

@@ -113,6 +113,7 @@ def _step(run: Run, call: StepCall, token: object) -> Flow[Outcome]:
         if found.kind == "wait":
             heard = yield Wait(partial(_idle, run, found.step), None)
             if isinstance(heard, BaseException):
+                _give_back(run, call)
                 return Outcome(error=heard)
         else:
             failed = yield from _settle_known(run, found.step)
@@ -173,9 +174,11 @@ def _begin(run: Run, call: StepCall, token: object, approved: bool) -> Transitio
     closed = _closed(run, call.scope)
     if closed is not None:
         run.refusals += 1
+        _give_back(run, call)
         return [], _Found("refused", error=closed)
     run.flows[token] = call.scope
     if call.spec.semantics.durable and _loose(run):
+        _give_back(run, call)  # counted again when they are settled: this may be one of them, made again
         return [], _Found("settle-others")
     if not approved:
         return [], _Found("approve")
@@ -220,7 +223,10 @@ def _known(run: Run, call: StepCall, step: Step) -> _Found | None:
         run.meet(step, call)
         return _Found("replay", step)
     closed = _closed(run, call.scope)
-    return _Found("refused", error=closed) if closed is not None else _Found("settle", step)
+    if closed is None:
+        return _Found("settle", step)
+    _give_back(run, call)
+    return _Found("refused", error=closed)
 
 
 def _closed(run: Run, scope: str) -> SagaAborted | SagaNotRunning | None:
@@ -299,9 +305,7 @@ def _start(run: Run, call: StepCall, token: object, step: Step | None) -> Transi
     run.specs[number] = spec
     if call.encoded.secrets:
         run.secrets[number] = call.encoded.secrets
-    run.met.add(number)
-    if step is not None:
-        run.meet(step, call)
+    run.begin(number, call)
     goes_on = "resumed" in data
     running = run.running[token] = Running(call, number, attempt, goes_on=goes_on)
     running.started = not spec.semantics.durable
@@ -330,7 +334,8 @@ def _launch(run: Run, token: object, running: Running, interrupted: BaseExceptio
         running.started = True
         return [], None
     del run.running[token]
-    _give_back(run, running.call)
+    if running.goes_on:
+        _give_back(run, running.call)  # it stays paused; one that left nothing gives its number back by its record
     return [_not_called(running)], refused
 
 
@@ -341,8 +346,10 @@ def _not_called(running: Running) -> Draft:
 
 
 def _give_back(run: Run, call: StepCall) -> None:
+    """Take back the number of a call that came to nothing: it has none, and another call may have it."""
     if call.occurrence >= 0:
         run.taken[call.base, call.body].discard(call.occurrence)
+        call.identity, call.occurrence = "", -1
 
 
 # --- approval
@@ -369,7 +376,7 @@ def _token(run: Run, call: StepCall) -> str:
 
 def _approve(run: Run, call: StepCall) -> Flow[BaseException | None]:
     """Ask for a yes; returns why there is none."""
-    tool, gate = call.spec.tool, call.approve or run.options.approve
+    tool, gate = call.spec.tool, call.approve if call.approve is not None else run.options.approve
     if gate is None:
         return ApprovalRequired(
             f"{tool!r} is IRREVERSIBLE and nobody was asked. Open the saga with approve=callable(StepRequest) -> bool."
@@ -488,9 +495,7 @@ def _conclude_failed(
         if settled is Settled.LANDED:
             yield Flush()
             return (yield from _replay(run, call, step))
-        if settled is Settled.ABSENT:
-            yield Append(partial(_settled_absent, run, call))
-        else:
+        if settled is not Settled.ABSENT:
             yield from abort(run, f"step {step.number} {step.tool!r} failed and is not settled")
     return outcome
 
@@ -547,8 +552,6 @@ def _failed(
     if pauses or (outcome.never_started and running is not None and running.goes_on):
         return [(RecordType.PAUSED, data)], "paused"
     if absent or (step.semantics is ActionSemantics.READ_ONLY and not generator):
-        if running is not None:
-            _give_back(run, running.call)
         return [(RecordType.NOT_APPLIED, data)], "absent"
     data["in_transit"] = outcome.still_running or in_transit(error, outcome.around)
     if data["in_transit"]:
@@ -568,11 +571,6 @@ def _failed(
 
 def _later(run: Run, step: Step, attempt: Attempt) -> Transition:
     run.unsettled.add((step.number, attempt.number))
-    return [], None
-
-
-def _settled_absent(run: Run, call: StepCall) -> Transition:
-    _give_back(run, call)
     return [], None
 
 
@@ -649,7 +647,8 @@ def _abandon(run: Run, token: object) -> Transition:
         del run.running[token]
     known = run.fold.steps[running.step - 1 : running.step]
     if not known or len(known[0].attempts) < running.attempt:
-        return [], None  # interrupted before its INTENT was so much as appended
+        _give_back(run, running.call)  # interrupted before its INTENT was so much as appended
+        return [], None
     attempt = known[0].attempts[running.attempt - 1]
     if attempt.status is not StepStatus.INTENDED or run.fold.status.final:
         return [], None

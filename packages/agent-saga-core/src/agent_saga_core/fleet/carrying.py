@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Token
 from typing import Any, ParamSpec, TypeVar, cast
 
 from agent_saga_core.drive import CURRENT_SAGA, CURRENT_STEP, INSIDE, STRAIGHT
@@ -38,19 +40,17 @@ class _Stand:
 
     def __init__(self, there: tuple[Any, ...]) -> None:
         self._there = there
-        self._before: tuple[Any, ...] = ()
+        self._before: list[Token[Any]] = []
 
     def __enter__(self) -> None:
-        self._before = tuple(variable.get() for variable in _PLACE)
-        self._set(self._there)
+        for variable, value in zip(_PLACE, self._there, strict=True):
+            self._before.append(variable.set(value))
 
     def __exit__(self, *_: object) -> None:
-        self._set(self._before)
-
-    @staticmethod
-    def _set(values: tuple[Any, ...]) -> None:
-        for variable, value in zip(_PLACE, values, strict=True):
-            variable.set(value)
+        # A coroutine that nobody ran to its end may be closed in the context of somebody else, who keeps what it has.
+        with suppress(ValueError):
+            for token in reversed(self._before):
+                token.var.reset(token)
 
 
 def carry(fn: Callable[P, R]) -> Callable[P, R]:
@@ -81,7 +81,8 @@ def bound_to(place: Place, fn: Callable[P, R]) -> Callable[P, R]:
     """`fn`, running in `place` whenever it is called."""
     if not callable(fn):  # pyright: ignore[reportUnnecessaryComparison]
         raise DeclarationError(f"carry() got a {type(fn).__name__}, which cannot be called. Pass the function itself.")
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+    call = getattr(fn, "__call__", None)  # noqa: B004 - of an object that can be called
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (fn, call)):
         raise DeclarationError(
             "carry() got a generator function, whose body runs while it is read. Carry a function that reads it."
         )

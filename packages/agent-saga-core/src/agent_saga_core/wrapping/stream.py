@@ -7,18 +7,44 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import isawaitable
 from typing import Any, Generic, Self, TypeVar
 
 from agent_saga_core.drive import CURRENT_SAGA
+from agent_saga_core.errors import SagaNotRunning
 from agent_saga_core.saga import Saga
 
 __all__ = ["AsyncSagaStream", "SagaStream"]
 
 T = TypeVar("T")
 log = logging.getLogger("agent_saga")
+DROPPED_WAIT = 1.0
+"""Seconds for which whoever drops a stream waits for its rollback, which goes on without it afterwards."""
+
+
+class StreamClosed(Exception):
+    """Why the saga of a stream that was closed before its end is rolled back. Nobody sees it raised."""
+
+
+class _Reading:
+    """Who reads a stream at this moment: one at a time. Safe against an interrupt anywhere."""
+
+    __slots__ = ("_busy", "_seat")
+
+    def __init__(self, busy: str) -> None:
+        self._busy = busy
+        self._seat: dict[str, object] = {}
+
+    def sit(self, me: object) -> None:
+        if self._seat.setdefault("", me) is not me:
+            raise RuntimeError(f"{self._busy}; nothing was changed.")
+
+    def rise(self, me: object) -> None:
+        if self._seat.get("") is me:
+            del self._seat[""]
 
 
 class SagaStream(Iterator[T], Generic[T]):
@@ -26,7 +52,7 @@ class SagaStream(Iterator[T], Generic[T]):
 
     The saga is opened at the first step. It commits when the run has ended, before `StopIteration`; it is rolled back
     when the run raises, and when the stream is closed before its end. `for` does not close what it leaves early: use
-    `with contextlib.closing(stream)`, or `close()`.
+    `with contextlib.closing(stream)`, or `close()`. One that is dropped is rolled back on a thread of its own.
 
     Args:
         saga: The scope, not yet opened.
@@ -35,6 +61,9 @@ class SagaStream(Iterator[T], Generic[T]):
             saga does; may suspend it.
         around: Makes a context manager that is entered with the saga and left after its end.
     """
+
+    _opened = False
+    _over = False
 
     def __init__(
         self,
@@ -50,17 +79,71 @@ class SagaStream(Iterator[T], Generic[T]):
         self._around = around
         self._inside: Any = None
         self._source: Iterator[T] | None = None
+        self._reader = _Reading("Another thread is reading this stream. Wait for its piece")
         self._last: Any = None
-        self._over = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
+        """The next piece.
+
+        Raises:
+            StopIteration: The run has ended, and so has its saga.
+            RuntimeError: Another thread is reading it at this moment; nothing was changed.
+            Exception: What the run raised, or what `saga_scope` says of an end that is none.
+        """
+        me = object()
+        try:
+            self._reader.sit(me)
+            return self._piece()
+        finally:
+            self._reader.rise(me)
+
+    def close(self) -> None:
+        """End the run here: close its iterator and roll the saga back. Does nothing if it has ended.
+
+        Raises:
+            RollbackIncomplete: The rollback left something.
+            RuntimeError: Another thread is reading it at this moment; nothing was changed.
+        """
+        me = object()
+        try:
+            self._reader.sit(me)
+            self._close()
+        finally:
+            self._reader.rise(me)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._over or not self._opened or sys.is_finalizing():
+            return
+        # Not here: a garbage collection may come in the middle of anything, such as a commit of the log.
+        try:
+            apart = threading.Thread(target=self._dropped, name="agent-saga-stream")
+            apart.start()
+        except RuntimeError:
+            log.error("saga %r: its stream was dropped before its end; recovery will roll it back", self.saga.id)
+        else:
+            apart.join(DROPPED_WAIT)
+
+    def _dropped(self) -> None:
+        log.warning("saga %r: its stream was dropped before its end, and is rolled back", self.saga.id)
+        try:
+            self._close()
+        except Exception as error:
+            log.error("saga %r: its stream was dropped, and its end came to %s", self.saga.id, type(error).__name__)
+
+    def _piece(self) -> T:
         if self._over:
             raise StopIteration
         try:
-            if self._source is None:
+            if not self._opened:
                 self._open()
             assert self._source is not None
             with self.saga.attached():
@@ -73,55 +156,41 @@ class SagaStream(Iterator[T], Generic[T]):
             self._end(error)
             raise
 
-    def close(self) -> None:
-        """End the run here: close its iterator and roll the saga back. Does nothing if it has ended."""
+    def _close(self) -> None:
         if self._over:
             return
-        if self._source is None:
+        if not self._opened:
             self._over = True
             return
-        error = GeneratorExit("the stream was closed before its end")
         try:
             closing = getattr(self._source, "close", None)
             if closing is not None:
                 with self.saga.attached():
                     closing()
         finally:
-            self._end(error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._over and self._source is not None and not sys.is_finalizing():
-            log.warning("saga %r: its stream was dropped before its end, and is rolled back", self.saga.id)
-            self.close()
+            self._end(StreamClosed("the stream was closed before its end"))
 
     def _open(self) -> None:
-        with _detaching():
+        with _detaching(), _Bounds():
+            self._opened = _never_entered(self.saga)  # before: an interrupt right after entering must find it open
             self.saga.__enter__()
-            try:
-                if self._around is not None:
-                    self._inside = self._around(self.saga)
-                    self._inside.__enter__()
-                self._source = iter(self._start())
-            except BaseException as error:
-                self._source = iter(())
-                self._end(error)
-                raise
+            if self._around is not None:
+                inside = self._around(self.saga)
+                inside.__enter__()
+                self._inside = inside
+            self._source = iter(self._start())
 
     def _end(self, error: BaseException | None) -> None:
-        if self._over or self._source is None:
-            self._over = True
+        if self._over:
             return
         self._over = True
+        if not self._opened:
+            return
         with _detaching(), self.saga.attached():
             try:
                 if error is None and self._at_end is not None:
-                    self._at_end(self.saga, self._last)
+                    with _Bounds():
+                        self._at_end(self.saga, self._last)
             except BaseException as failed:
                 error = failed
                 raise
@@ -131,10 +200,10 @@ class SagaStream(Iterator[T], Generic[T]):
     def _leave(self, error: BaseException | None) -> None:
         try:
             self.saga.__exit__(type(error) if error is not None else None, error, None)
-        finally:
-            inside, self._inside = self._inside, None
-            if inside is not None:
-                inside.__exit__(None, None, None)
+        except BaseException:
+            _leave_around(self, quietly=True)
+            raise
+        _leave_around(self, quietly=error is not None)
 
 
 class AsyncSagaStream(AsyncIterator[T], Generic[T]):
@@ -143,6 +212,9 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
     One that is dropped before its end cannot be ended any more: its saga stays as it is, owned, until this process
     ends, and is then for recovery. That is logged as an error.
     """
+
+    _opened = False
+    _over = False
 
     def __init__(
         self,
@@ -158,53 +230,42 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         self._around = around
         self._inside: Any = None
         self._source: AsyncIterator[T] | None = None
-        self._opened = False
-        self._in_piece = False
+        self._reader = _Reading("Another task is reading this stream. Cancel that task: that ends the run and its saga")
         self._last: Any = None
-        self._over = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        if self._over:
-            raise StopAsyncIteration
+        """The next piece.
+
+        Raises:
+            StopAsyncIteration: The run has ended, and so has its saga.
+            RuntimeError: Another task is reading it at this moment; nothing was changed.
+            Exception: What the run raised, or what `saga_scope` says of an end that is none.
+        """
+        me = object()
         try:
-            if not self._opened:
-                await self._open()
-            assert self._source is not None
-            self._in_piece = True
-            try:
-                with self.saga.attached():
-                    self._last = await anext(self._source)
-            finally:
-                self._in_piece = False
-            return self._last
-        except StopAsyncIteration:
-            await self._end(None)
-            raise
-        except BaseException as error:
-            await self._end(error)
-            raise
+            self._reader.sit(me)
+            return await self._piece()
+        finally:
+            self._reader.rise(me)
 
     async def aclose(self) -> None:
         """End the run here: close its iterator and roll the saga back. Does nothing if it has ended.
 
         Raises:
+            RollbackIncomplete: The rollback left something.
             RuntimeError: Another task is reading it at this moment; nothing was changed.
         """
-        if self._over or not self._opened:
-            self._over = True
+        if self._over:
             return
-        if self._in_piece:
-            raise RuntimeError("Another task is reading this stream. Cancel that task: that ends the run and its saga.")
+        me = object()
         try:
-            closing = getattr(self._source, "aclose", None)
-            if closing is not None:
-                with self.saga.attached():
-                    await closing()
+            self._reader.sit(me)
+            await self._close()
         finally:
-            await self._end(GeneratorExit("the stream was closed before its end"))
+            self._reader.rise(me)
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,10 +277,43 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         if self._opened and not self._over and not sys.is_finalizing():
             log.error("saga %r: its stream was dropped before its end; recovery will roll it back", self.saga.id)
 
+    async def _piece(self) -> T:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            if not self._opened:
+                await self._open()
+            assert self._source is not None
+            with self.saga.attached():
+                self._last = await anext(self._source)
+            return self._last
+        except StopAsyncIteration:
+            await self._end(None)
+            raise
+        except GeneratorExit:  # this coroutine is being closed: nothing can be awaited any more
+            raise
+        except BaseException as error:
+            await self._end(error)
+            raise
+
+    async def _close(self) -> None:
+        if self._over:
+            return
+        if not self._opened:
+            self._over = True
+            return
+        try:
+            closing = getattr(self._source, "aclose", None)
+            if closing is not None:
+                with self.saga.attached():
+                    await closing()
+        finally:
+            await self._end(StreamClosed("the stream was closed before its end"))
+
     async def _open(self) -> None:
-        with _detaching():
+        with _detaching(), _Bounds():
+            self._opened = _never_entered(self.saga)
             await self.saga.__aenter__()
-            self._opened = True
             if self._around is not None:
                 inside = self._around(self.saga)
                 inside.__enter__()
@@ -230,16 +324,18 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             self._source = aiter(source)
 
     async def _end(self, error: BaseException | None) -> None:
-        if self._over or not self._opened:
-            self._over = True
+        if self._over:
             return
         self._over = True
+        if not self._opened:
+            return
         with _detaching(), self.saga.attached():
             try:
                 if error is None and self._at_end is not None:
-                    answer = self._at_end(self.saga, self._last)
-                    if isawaitable(answer):
-                        await answer
+                    with _Bounds():
+                        answer = self._at_end(self.saga, self._last)
+                        if isawaitable(answer):
+                            await answer
             except BaseException as failed:
                 error = failed
                 raise
@@ -249,10 +345,34 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
     async def _leave(self, error: BaseException | None) -> None:
         try:
             await self.saga.__aexit__(type(error) if error is not None else None, error, None)
-        finally:
-            inside, self._inside = self._inside, None
-            if inside is not None:
-                inside.__exit__(None, None, None)
+        except BaseException:
+            _leave_around(self, quietly=True)
+            raise
+        _leave_around(self, quietly=error is not None)
+
+
+def _leave_around(stream: SagaStream[Any] | AsyncSagaStream[Any], *, quietly: bool) -> None:
+    """Leave what was entered with the saga; `quietly` where another exception is on its way out."""
+    inside, stream._inside = stream._inside, None  # pyright: ignore[reportPrivateUsage]
+    if inside is None:
+        return
+    try:
+        inside.__exit__(None, None, None)
+    except Exception as error:
+        if not quietly:
+            error.add_note(f"The saga had ended before: {stream.saga.report}")
+            raise
+        name = type(error).__name__
+        log.error("saga %r: what was entered around its stream could not be left: %s", stream.saga.id, name)
+
+
+def _never_entered(saga: Saga) -> bool:
+    """Whether the scope is still to be entered: one that somebody else has opened is not for this stream to end."""
+    try:
+        saga.refusals  # noqa: B018 - answers from its opening on
+    except SagaNotRunning:
+        return True
+    return False
 
 
 @contextmanager
@@ -263,3 +383,16 @@ def _detaching() -> Generator[None]:
         yield
     finally:
         CURRENT_SAGA.set(before)
+
+
+class _Bounds:
+    """Around code that begins or ends a stream: a StopIteration of its own would be taken for the run's end.
+
+    A class, because `contextmanager` lets a StopIteration through that was turned into another exception.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            raise RuntimeError(f"{type(error).__name__} was raised where a stream begins or ends") from error
