@@ -726,6 +726,47 @@ def test_a_flow_that_waits_for_a_person_is_suspended(
     assert read_saga(log, "s").status is SagaStatus.COMMITTED and done == [("pay", 1), ("pay", 1)]
 
 
+@pytest.mark.parametrize("way", ["run", "arun", "stream", "astream"])
+def test_a_flow_that_waits_inside_of_an_open_saga_leaves_that_to_who_opened_it(
+    way: str, crews: ModuleType, done: Done, log: FileLog, tmp_path: Any
+) -> None:
+    from crewai.flow.async_feedback import HumanFeedbackPending, HumanFeedbackProvider
+    from crewai.flow.human_feedback import human_feedback
+    from crewai.flow.persistence import SQLiteFlowPersistence
+
+    pay = crews.wrap_tool(paying(crews, done), **BY_RESULT)
+
+    class Later(HumanFeedbackProvider):
+        def request_feedback(self, context: Any, flow: Any) -> str:
+            raise HumanFeedbackPending(context=context)
+
+    class Paying(crews.Flow):
+        @crews.start()
+        @human_feedback(message="Shall I?", provider=Later())
+        def deposit(self) -> str:
+            return str(crews.crew_of([pay], Script([*pays(1), "paid"])).kickoff())
+
+    store = SQLiteFlowPersistence(str(tmp_path / "flows.db"))
+    flow = Paying(persistence=store, suppress_flow_events=True, stream="stream" in way)
+
+    async def run() -> Any:
+        async with saga_scope("s", log=log):
+            if way == "arun":
+                return await crews.asaga_run(flow)
+            async with crews.asaga_stream(flow) as pieces:
+                _ = [piece async for piece in pieces]
+            return pieces.result
+
+    if way in ("arun", "astream"):
+        pending = asyncio.run(run())
+    else:
+        with saga_scope("s", log=log):
+            pieces = crews.saga_run(flow) if way == "run" else crews.saga_stream(flow)
+            pending = pieces if way == "run" else ([*pieces], pieces.result)[1]
+    assert isinstance(pending, HumanFeedbackPending) and done == [("pay", 1)]
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
 # --- around the run
 
 
@@ -823,3 +864,27 @@ def test_coverage_of_crews_and_flows(crews: ModuleType, done: Done) -> None:
     assert {entry.tool for entry in flow.covered} == {"pay"}
     with pytest.raises(TypeError):
         crews.coverage(3)
+
+
+@pytest.mark.filterwarnings("ignore:allow_code_execution is deprecated")
+@pytest.mark.parametrize(
+    ("given", "remote"),
+    [
+        ({"apps": ["gmail"]}, True),
+        ({"mcps": ["https://mcp.example.invalid/mcp"]}, True),
+        ({"memory": True}, False),
+        ({"allow_code_execution": True}, False),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_an_agent_gets_when_it_runs_is_opaque(
+    crews: ModuleType, done: Done, given: dict[str, Any], remote: bool
+) -> None:
+    wrapped = crews.wrap_tool(paying(crews, done), **BY_RESULT)
+    found = crews.coverage(crews.crew_of([wrapped], Script([]), **given))
+    (entry,) = found.opaque
+    assert (entry.path, entry.remote) == (f"agent:clerk/{next(iter(given))}", remote)
+    assert [one.tool for one in found.covered] == ["pay"]
+    with pytest.raises(AssertionError, match=entry.path):
+        found.assert_fully_covered()
+    found.assert_fully_covered(acknowledge=[entry.path])

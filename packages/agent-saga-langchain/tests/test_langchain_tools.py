@@ -6,11 +6,13 @@ import asyncio
 import copy
 import functools
 import pickle
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.tools import InjectedState, InjectedStore, ToolRuntime
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import (
@@ -205,6 +207,30 @@ def test_each_kind_of_tool_is_a_step_that_records_its_arguments_by_name(at, worl
     assert all(getattr(original, name) is value for name, value in fields.items()) and runner_of(original) is None
 
 
+@pytest.mark.promise("drop-in")
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_a_tools_own_callbacks_tags_and_metadata_are_heard_as_before(way, world, log, say):
+    class Heard(BaseCallbackHandler):
+        def on_tool_start(self, serialized: Any, input_str: str, *, tags: Any, metadata: Any, **more: Any) -> None:
+            told.append((serialized["name"], input_str, sorted(tags), metadata["mine"], more["tool_call_id"]))
+
+        def on_tool_end(self, output: Any, **_: Any) -> None:
+            told.append(output.content)
+
+    told: list[Any] = []
+    plain = StructuredTool.from_function(book, tags=["t"], metadata={"mine": 1}, callbacks=[Heard()])
+    heard = []
+    for one in (plain, wrap_tool(plain, semantics=R)):
+        assert (one.tags, one.metadata, one.callbacks) == (plain.tags, plain.metadata, plain.callbacks)
+        told.clear()
+        agent = create_agent(say(("book", {"item": "a"}, "c1"), "done"), [one])
+        with saga_scope(log=log) as saga:
+            agent.invoke(GO) if way == "invoke" else asyncio.run(agent.ainvoke(GO))
+        assert len(saga.steps) == (one is not plain)
+        heard.append(list(told))
+    assert heard[0] == heard[1] == [("book", "{'item': 'a'}", heard[0][0][2], 1, "c1"), "a"] and "t" in heard[0][0][2]
+
+
 @pytest.mark.promise("drop-in", "secrets-stay-out")
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 def test_injected_arguments_with_string_annotations_are_injected_and_not_logged(way, world, log, say, intents):
@@ -297,6 +323,25 @@ def test_what_fails_before_the_function_makes_no_step_and_fails_as_unwrapped(wor
                 raised.append((type(found.value), str(found.value)))
             assert raised[0] == raised[1]
             assert saga.steps == () and SEEN == []
+
+
+def test_a_coroutine_only_tool_under_a_sync_agent_fails_as_unwrapped(world, log, say):
+    async def abook(item: str) -> str:
+        """Book."""
+        raise AssertionError
+
+    plain, raised = StructuredTool.from_function(coroutine=abook), []
+    for one in (plain, wrap_tool(plain, semantics=C, compensate=BY_RESULT)):
+        agent = create_agent(say(("abook", {"item": "a"}, "c1"), "done"), [one])
+        with (
+            pytest.raises(NotImplementedError) as found,
+            saga_scope("s", log=log) if one is not plain else nullcontext(),
+        ):
+            agent.invoke(GO)
+        raised.append(str(found.value))
+    assert raised[0] == raised[1]
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.ROLLED_BACK and state.steps == () and world.undone == []
 
 
 def test_a_validation_error_that_the_tool_handles_is_no_step(world, log, say):
