@@ -66,10 +66,10 @@ class Team:
         """Run it through the adapter's sync entry, inside whatever saga is open here."""
         return harness_of(self.name).run(_entry(self.name, FRAMEWORKS[self.name].sync), [self.tool], self.script)
 
-    async def native(self) -> Ran:
-        """Run it through an async entry of the framework itself, on this loop."""
+    async def native(self, *, adapted: bool = False) -> Ran:
+        """Run it through an async entry of the framework itself, on this loop; `adapted`: through the adapter's."""
         entry = _entry(self.name, FRAMEWORKS[self.name].native)
-        return await harness_of(self.name).arun(entry, [self.tool], self.script, saga=False)
+        return await harness_of(self.name).arun(entry, [self.tool], self.script, saga=adapted)
 
 
 def on_a_loop(main: Callable[[], Any]) -> Any:

@@ -18,11 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.update(OPENAI_API_KEY="none", OPENAI_AGENTS_DISABLE_TRACING="1")
 
-from cross_acts import BY_RESULT, DECLARATION, act
+from cross_acts import BOUND, BY_RESULT, DECLARATION, act
 from cross_teams import FRAMEWORKS, Team, harness_of, on_a_loop
 from pydantic import BaseModel
 
-from agent_saga_core import SagaFleet, carry, saga_scope
+from agent_saga_core import SagaBusy, SagaFleet, carry, saga_scope
 from agent_saga_core.saga import Saga
 from agent_saga_core.testing import Script
 from agent_saga_core.wrapping import covered, runner_of
@@ -145,6 +145,37 @@ def together(saga_id: str, log: str, first: str, second: str, fails: bool) -> Js
     return _told(saga)
 
 
+def second_run(saga_id: str, log: str, first: str, second: str) -> Json:
+    """While an adapter's run is a part of the saga, another adapter begins one as well, and then once more."""
+    saga = saga_scope(saga_id, log=log)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        inside.set()
+        go_on.wait(BOUND)
+
+    def team(name: str, **more: Any) -> Team:
+        return Team(name, act(name, is_async=True, **more), BY_RESULT)
+
+    async def main() -> str:
+        async with saga:
+            running = asyncio.create_task(team(first, first=hold).native(adapted=True))
+            try:
+                await asyncio.to_thread(inside.wait, BOUND)
+                await team(second).native(adapted=True)
+                heard = "nothing"
+            except SagaBusy as busy:
+                heard = str(busy)
+            finally:
+                go_on.set()
+            await running
+            await team(second).native(adapted=True)
+        return heard
+
+    heard = on_a_loop(main)
+    return {**_told(saga), "heard": heard}
+
+
 def nested(saga_id: str, log: str, outer: str, inner: str) -> Json:
     """An agent of one framework is a tool of another one's agent; then the work as a whole fails."""
     saga = saga_scope(saga_id, log=log)
@@ -202,7 +233,7 @@ def upto(saga_id: str, log: str, last: str) -> Json:
     return {}
 
 
-JOBS = {job.__name__: job for job in (imports, everybody, pair, together, nested, shared, upto)}
+JOBS = {job.__name__: job for job in (imports, everybody, pair, together, second_run, nested, shared, upto)}
 
 
 def main() -> None:

@@ -64,6 +64,19 @@ def test_two_at_once_on_one_loop(
     assert len(list_sagas(log)) == 1
 
 
+@pytest.mark.promise("closed-means-closed")
+@pytest.mark.parametrize(("first", "second"), NEIGHBOURS)
+def test_a_second_run_in_a_saga_waits_for_the_end_of_the_first(
+    process: Worker, world: Client, log: str, first: str, second: str
+) -> None:
+    """Adapters' runs are savepoints, which are opened one after the other; the frameworks' own may be at once."""
+    saga_id = f"{first}, {second}"
+    told = process.run("second_run", saga_id=saga_id, log=log, first=first, second=second)
+    assert "savepoint is already open" in told["heard"]
+    assert [one["by"] for one in bookings(world, saga_id)] == [first, second]
+    assert told["status"] == "COMMITTED" and told["clean"] and len(told["steps"]) == 2, told
+
+
 @pytest.mark.promise("any-thread-any-loop", "lifo")
 @pytest.mark.parametrize(("outer", "inner"), NEIGHBOURS)
 def test_an_agent_of_one_framework_inside_a_tool_of_another(
