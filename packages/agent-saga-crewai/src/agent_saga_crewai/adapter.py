@@ -1,7 +1,11 @@
 """What this package says of itself before CrewAI is imported."""
 
+from typing import Final
+
 from agent_saga_core.fleet import Adapter
 
-__all__ = ["ADAPTER"]
+__all__ = ["ADAPTER", "NAME"]
 
-ADAPTER = Adapter(name="crewai", package="agent_saga_crewai", roots=("crewai", "crewai_tools"))
+NAME: Final = "crewai"
+
+ADAPTER: Final = Adapter(name=NAME, package="agent_saga_crewai", roots=("crewai", "crewai_tools"))

@@ -13,12 +13,11 @@ from crewai.utilities.string_utils import sanitize_tool_name
 from agent_saga_core import current_saga
 from agent_saga_core.errors import SagaAborted, SagaNotRunning
 from agent_saga_core.state import StepStatus
-from agent_saga_core.wrapping import CallSite, ToolRunner, runner_of
+from agent_saga_core.wrapping import CallSite, ToolRunner, equal_args, runner_of
+from agent_saga_crewai.adapter import NAME
 from agent_saga_crewai.numbers import Numbers, numbers_of
 
-__all__ = ["ADAPTER", "CALL", "FrameworkCall", "ToolReportedFailure", "aperform", "perform", "runner_in"]
-
-ADAPTER = "crewai"
+__all__ = ["CALL", "FrameworkCall", "ToolReportedFailure", "aperform", "perform", "runner_in"]
 
 
 class ToolReportedFailure(Exception):
@@ -103,12 +102,12 @@ class FrameworkCall:
     @property
     def site(self) -> CallSite:
         """Where the call is made."""
-        return CallSite(ADAPTER, self.scope, call_id=str(self.number))
+        return CallSite(NAME, self.scope, call_id=str(self.number))
 
     @property
     def inner_site(self) -> CallSite:
         """Where a tool that this one calls by itself is called."""
-        return CallSite(ADAPTER, self.path, body=self._execution)
+        return CallSite(NAME, self.path, body=self._execution)
 
     def begin(self, args: Mapping[str, Any]) -> tuple[Any] | None:
         """Begin to execute the tool; what it returned if the framework executes a finished call once more.
@@ -122,7 +121,7 @@ class FrameworkCall:
             raise self._error if self._error is not None else self._refused
         if self._error is not None and self._was_undone(args):
             raise self._error
-        if self._finished is not None and _equal(self._finished[0], args):
+        if self._finished is not None and equal_args(self._finished[0], args):
             return (self._finished[1],)
         self._failed_with = args
         self._execution = object()
@@ -168,20 +167,13 @@ class FrameworkCall:
     def _was_undone(self, args: Mapping[str, Any]) -> bool:
         """Whether its last execution failed and was undone: it is not made once more unless somebody asks for it."""
         failed = self._failed_with
-        return failed is not None and _equal(failed, args) and self._status() is StepStatus.COMPENSATED
+        return failed is not None and equal_args(failed, args) and self._status() is StepStatus.COMPENSATED
 
     def _status(self) -> StepStatus | None:
         """What became of the step that it made last."""
         saga = current_saga()
         steps = saga.steps if saga is not None else ()
         return next((step.status for step in steps if step.forward_key == self._key), None)
-
-
-def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # arrays and their like: then they are told apart by the saga
-        return False
 
 
 CALL: ContextVar[FrameworkCall | None] = ContextVar("agent_saga_crewai_call", default=None)
@@ -196,7 +188,7 @@ def _site_of(call: FrameworkCall | None) -> CallSite | None:
     saga = current_saga()
     if not flow or saga is None:
         return None
-    return CallSite(ADAPTER, f"{numbers_of(saga).prefix}flow:{flow}.{method}")
+    return CallSite(NAME, f"{numbers_of(saga).prefix}flow:{flow}.{method}")
 
 
 def perform(runner: ToolRunner, args: Mapping[str, Any], invoke: Callable[[str], Any]) -> Any:

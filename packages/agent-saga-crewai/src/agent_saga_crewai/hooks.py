@@ -24,7 +24,7 @@ from crewai.hooks.dispatch import HookAborted
 
 from agent_saga_core import current_saga
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import REFUSALS
+from agent_saga_core.wrapping import refused_too_often
 from agent_saga_crewai.cached import forget_undone, remember
 from agent_saga_crewai.calls import CALL, FrameworkCall, runner_in
 from agent_saga_crewai.numbers import canonical, numbers_of
@@ -123,7 +123,7 @@ def _after_tool_call(context: Any) -> None:
 def _before_llm_call(context: Any) -> None:
     """End a run whose model goes on calling tools that its saga refuses."""
     saga = current_saga()
-    if saga is not None and (saga.refusals >= REFUSALS or saga in _stopped):
+    if saga is not None and (refused_too_often(saga) or saga in _stopped):
         raise HookAborted("the saga takes no more tool calls, and the model was told so", source=STOP)
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, Unpack, cast
 
 from crewai.crew import Crew
 from crewai.flow.async_feedback import HumanFeedbackPending
 from crewai.hooks.dispatch import HookAborted
 
-from agent_saga_core import current_saga, saga_scope
+from agent_saga_core import saga_scope
 from agent_saga_core.errors import DeclarationError, SagaAborted
 from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import covered
+from agent_saga_core.wrapping import RunOptions, covered
 from agent_saga_crewai.hooks import STOP, install_hooks, stop_hook_into
 from agent_saga_crewai.numbers import begin_segment
-from agent_saga_crewai.walk import agents_in, runners_in
+from agent_saga_crewai.walk import seen_in
 
-__all__ = ["Run", "asaga_kickoff", "asaga_run", "saga_kickoff", "saga_run", "ended_by_us", "scope_of", "waiting_for"]
+__all__ = ["Run", "asaga_kickoff", "asaga_run", "ended_by_us", "reason_to_wait", "saga_kickoff", "saga_run", "scope_of"]
 
 OnFailure = Literal["settle", "abort"]
 
@@ -47,6 +47,12 @@ class Run:
             )
 
     @property
+    def title(self) -> str:
+        """What the run is called, for people."""
+        given = getattr(self.owner, "name", None)
+        return given if isinstance(given, str) and given else "crew"
+
+    @property
     def resumes(self) -> bool:
         """Whether it goes on with a flow that waited for a person."""
         return self.name in ("resume", "resume_async")
@@ -61,9 +67,10 @@ class Run:
         if self.resumes:
             answered = getattr(self.owner, "human_feedback_history", None)
             begin_segment(saga, f"resumed:{len(cast('list[Any]', answered)) if isinstance(answered, list) else 0}/")
-        for agent in agents_in(self.owner):
+        seen = seen_in(self.owner)
+        for agent in seen.agents:
             stop_hook_into(agent)
-        with covered(saga, runners_in(self.owner)):
+        with covered(saga, seen.runners):
             yield
 
 
@@ -82,30 +89,10 @@ def _kickoff(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_asyn
     )
 
 
-def scope_of(
-    run: Run,
-    *,
-    saga_id: str | None,
-    log: Log | str | None,
-    name: str | None,
-    approve: Callable[..., Any] | None,
-    drain_timeout: float,
-    on_failure: OnFailure,
-    metadata: Mapping[str, Any] | None,
-) -> Saga:
-    """The scope of a run."""
+def scope_of(run: Run, saga_id: str | None, log: Log | str | None, **options: Unpack[RunOptions]) -> Saga:
+    """The scope of a run, not yet opened."""
     install_hooks()
-    given = getattr(run.owner, "name", None)
-    return saga_scope(
-        saga_id,
-        name=name or (given if isinstance(given, str) and given else "crew"),
-        log=log,
-        approve=approve,
-        drain_timeout=drain_timeout,
-        on_failure=on_failure,
-        metadata=metadata,
-        resume="continue" if run.resumes else "replay",
-    )
+    return saga_scope(saga_id, log=log, resume="continue" if run.resumes else "replay", **options)
 
 
 def _refuse_stream(run: Run) -> None:
@@ -150,7 +137,7 @@ def saga_run(
     `RollbackIncomplete` names what may be left. Inside of an open saga the run is a savepoint of that one.
 
     A flow that waits for a person's feedback leaves the saga SUSPENDED; `saga_run(flow.resume, feedback, saga_id=...)`
-    goes on with it.
+    goes on with it. Inside of an open saga, whoever opened that sees to it: it is not suspended here.
 
     Args:
         target: A `Crew`, `Flow` or `Agent`, or one of their methods that run it: `crew.kickoff_for_each`,
@@ -174,17 +161,17 @@ def saga_run(
     run = Run(target, args, kwargs, is_async=False)
     _refuse_stream(run)
     scope = scope_of(
-        run, saga_id=saga_id, log=log, name=name, approve=approve, drain_timeout=drain_timeout, on_failure=on_failure,
-        metadata=metadata,
+        run, saga_id, log, name=name or run.title, approve=approve, drain_timeout=drain_timeout,
+        on_failure=on_failure, metadata=metadata,
     )  # fmt: skip
-    around = current_saga()
     with scope as saga, run.inside(saga):
         try:
             result = run.start()
         except HookAborted as error:
             ended_by_us(error)
-        if isinstance(result, HumanFeedbackPending) and not _joined(saga, around):
-            saga.suspend(waiting_for(result))
+        waits = reason_to_wait(saga, result)
+        if waits:
+            saga.suspend(waits)
         return result
 
 
@@ -209,28 +196,26 @@ async def asaga_run(
     run = Run(target, args, kwargs, is_async=True)
     _refuse_stream(run)
     scope = scope_of(
-        run, saga_id=saga_id, log=log, name=name, approve=approve, drain_timeout=drain_timeout, on_failure=on_failure,
-        metadata=metadata,
+        run, saga_id, log, name=name or run.title, approve=approve, drain_timeout=drain_timeout,
+        on_failure=on_failure, metadata=metadata,
     )  # fmt: skip
-    around = current_saga()
     async with scope as saga:
         with run.inside(saga):
             try:
                 result = await run.start()
             except HookAborted as error:
                 ended_by_us(error)
-            if isinstance(result, HumanFeedbackPending) and not _joined(saga, around):
-                await saga.asuspend(waiting_for(result))
+            waits = reason_to_wait(saga, result)
+            if waits:
+                await saga.asuspend(waits)
             return result
 
 
-def _joined(saga: Saga, around: Saga | None) -> bool:
-    return around is not None and saga.same_as(around)
-
-
-def waiting_for(pending: HumanFeedbackPending) -> str:
-    """What a saga is suspended for."""
-    method = getattr(getattr(pending, "context", None), "method_name", "")
+def reason_to_wait(saga: Saga, result: object) -> str:
+    """Why the saga is to be suspended after a run. Empty: it is not, or it is for whoever opened it to see to."""
+    if not isinstance(result, HumanFeedbackPending) or saga.scope:
+        return ""
+    method = getattr(getattr(result, "context", None), "method_name", "")
     return f"the flow waits for a person's feedback on {method!r}"
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Self
 
-from crewai.flow.async_feedback import HumanFeedbackPending
 from crewai.hooks.dispatch import HookAborted
 
 from agent_saga_core.errors import DeclarationError, SagaError
@@ -14,7 +13,7 @@ from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import AsyncSagaStream, SagaStream
 from agent_saga_crewai.hooks import stop_asking
-from agent_saga_crewai.run import OnFailure, Run, ended_by_us, scope_of, waiting_for
+from agent_saga_crewai.run import OnFailure, Run, ended_by_us, reason_to_wait, scope_of
 
 __all__ = ["AsyncCrewStream", "CrewStream", "asaga_stream", "saga_stream"]
 
@@ -73,8 +72,8 @@ def saga_stream(
     run = Run(target, args, kwargs, is_async=False)
     _check_stream(run)
     scope = scope_of(
-        run, saga_id=saga_id, log=log, name=name, approve=approve, drain_timeout=drain_timeout, on_failure=on_failure,
-        metadata=metadata,
+        run, saga_id, log, name=name or run.title, approve=approve, drain_timeout=drain_timeout,
+        on_failure=on_failure, metadata=metadata,
     )  # fmt: skip
 
     def start() -> _Pieces:
@@ -82,8 +81,9 @@ def saga_stream(
         return _Pieces(stream.output, scope)
 
     def at_end(saga: Saga, last: object) -> None:
-        if isinstance(stream.result, HumanFeedbackPending):
-            saga.suspend(waiting_for(stream.result))
+        waits = reason_to_wait(saga, stream.result)
+        if waits:
+            saga.suspend(waits)
 
     stream = CrewStream(scope, start, at_end=at_end, around=run.inside)
     return stream
@@ -106,8 +106,8 @@ def asaga_stream(
     run = Run(target, args, kwargs, is_async=True)
     _check_stream(run)
     scope = scope_of(
-        run, saga_id=saga_id, log=log, name=name, approve=approve, drain_timeout=drain_timeout, on_failure=on_failure,
-        metadata=metadata,
+        run, saga_id, log, name=name or run.title, approve=approve, drain_timeout=drain_timeout,
+        on_failure=on_failure, metadata=metadata,
     )  # fmt: skip
 
     async def start() -> _AsyncPieces:
@@ -115,8 +115,9 @@ def asaga_stream(
         return _AsyncPieces(stream.output, scope)
 
     async def at_end(saga: Saga, last: object) -> None:
-        if isinstance(stream.result, HumanFeedbackPending):
-            await saga.asuspend(waiting_for(stream.result))
+        waits = reason_to_wait(saga, stream.result)
+        if waits:
+            await saga.asuspend(waits)
 
     stream = AsyncCrewStream(scope, start, at_end=at_end, around=run.inside)
     return stream

@@ -18,8 +18,9 @@ from pydantic import BaseModel, create_model
 from agent_saga_core import current_step
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.registry import accepts_key
-from agent_saga_core.wrapping import Binding, Declaration, ToolRunner
-from agent_saga_crewai.calls import ADAPTER, aperform, perform, runner_in
+from agent_saga_core.wrapping import Binding, Declaration, ToolRunner, refuse_generator
+from agent_saga_crewai.adapter import NAME
+from agent_saga_crewai.calls import aperform, perform, runner_in
 from agent_saga_crewai.hooks import install_hooks
 
 __all__ = ["wrap_tool"]
@@ -78,8 +79,8 @@ def _calls_func(tool: Any) -> bool:
 
 def _of_function(tool: Any, name: str, declaration: Declaration) -> Any:
     fn: Callable[..., Any] = tool.func
-    runner = ToolRunner(name, declaration, adapter=ADAPTER, fn=fn)
-    _refuse_generator(name, fn)
+    runner = ToolRunner(name, declaration, adapter=NAME, fn=fn)
+    refuse_generator(name, fn)
     update: dict[str, Any] = {"func": _function(fn, runner)}
     if runner.takes_key:
         update["args_schema"] = _without_key(name, tool.args_schema)
@@ -115,17 +116,8 @@ def _shown(made: Callable[..., Any], fn: Callable[..., Any], runner: ToolRunner)
     shown: Any = made
     shown.__agent_saga__ = runner
     if runner.takes_key:
-        signature = inspect.signature(fn)
-        kept = [p for p in signature.parameters.values() if p.name != "idempotency_key"]
-        shown.__signature__ = signature.replace(parameters=kept)
+        shown.__signature__ = Binding(fn).shown
     return made
-
-
-def _refuse_generator(name: str, fn: Callable[..., Any]) -> None:
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise DeclarationError(
-            f"{name!r} is a generator function, whose effects would come after the step. Return a list instead."
-        )
 
 
 # --- tools made of methods
@@ -165,9 +157,9 @@ def _of_methods(tool: Any, name: str, declaration: Declaration) -> Any:
             "Derive from BaseTool and implement _run, or use @tool."
         )
     for method in own:
-        _refuse_generator(name, getattr(kind, method))
+        refuse_generator(name, getattr(kind, method))
     keyed = [method for method in ("_run", "_arun") if method in own and accepts_key(getattr(tool, method))]
-    runner = ToolRunner(name, declaration, adapter=ADAPTER, fn=getattr(tool, [*keyed, "_run"][0]))
+    runner = ToolRunner(name, declaration, adapter=NAME, fn=getattr(tool, [*keyed, "_run"][0]))
     namespace = {method: _method(method, getattr(kind, method), runner) for method in own}
     namespace.update({m: _entry(m, getattr(kind, m), runner) for m in _ENTRIES if m not in own and hasattr(kind, m)})
     update = {"args_schema": _without_key(name, tool.args_schema)} if runner.takes_key else {}

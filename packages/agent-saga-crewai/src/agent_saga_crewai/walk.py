@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from crewai.agents.agent_builder.base_agent import BaseAgent
 from crewai.crew import Crew
@@ -15,9 +15,10 @@ from crewai.tools.structured_tool import CrewStructuredTool
 
 from agent_saga_core.coverage import CoverageEntry, CoverageManifest, entry_for, opaque, reach
 from agent_saga_core.wrapping import ToolRunner, runner_of
-from agent_saga_crewai.calls import ADAPTER, runner_in
+from agent_saga_crewai.adapter import NAME
+from agent_saga_crewai.calls import runner_in
 
-__all__ = ["agents_in", "coverage", "runners_in"]
+__all__ = ["Seen", "coverage", "seen_in"]
 
 _IDENTITY: Final = "place in its task"
 _OPAQUE: Final = {
@@ -50,23 +51,23 @@ def coverage(found: Any) -> CoverageManifest:
     Raises:
         TypeError: It is none of these.
     """
-    return CoverageManifest(framework=ADAPTER, entries=tuple(_Walk().entries(found)))
+    return CoverageManifest(framework=NAME, entries=tuple(_Walk().entries(found)))
 
 
-def runners_in(found: Any) -> list[ToolRunner]:
-    """The runners of all wrapped tools that can be seen from here."""
+class Seen(NamedTuple):
+    """What a run has to know of what it runs."""
+
+    runners: list[ToolRunner]
+    """Those of all wrapped tools."""
+    agents: list[Any]
+
+
+def seen_in(found: Any) -> Seen:
+    """What can be seen from here."""
     walk = _Walk()
     for _ in walk.entries(found):
         pass
-    return walk.runners
-
-
-def agents_in(found: Any) -> list[Any]:
-    """All agents that can be seen from here."""
-    walk = _Walk()
-    for _ in walk.entries(found):
-        pass
-    return walk.agents
+    return Seen(walk.runners, walk.agents)
 
 
 class _Walk:
@@ -123,7 +124,7 @@ class _Walk:
         )
         name = str(tool.name)
         yield entry_for(
-            carrier, path=f"{path}/{name}".lstrip("/"), framework=ADAPTER, identity=_IDENTITY, visibility=visibility,
+            carrier, path=f"{path}/{name}".lstrip("/"), framework=NAME, identity=_IDENTITY, visibility=visibility,
             name=name,
         )  # fmt: skip
 
@@ -133,7 +134,7 @@ class _Walk:
         yield from self.each(getattr(agent, "tools", None), path)
         for name, why in _OPAQUE.items():
             if getattr(agent, name, None):
-                yield opaque(f"{path}/{name}", why, framework=ADAPTER, remote=name in ("apps", "mcps"))
+                yield opaque(f"{path}/{name}", why, framework=NAME, remote=name in ("apps", "mcps"))
         yield from self.callbacks(agent, path)
 
     def crew(self, crew: Any, path: str) -> Iterator[CoverageEntry]:
@@ -145,7 +146,7 @@ class _Walk:
         for n, task in enumerate(crew.tasks):
             yield from self.entries(task, f"{prefix}task:{n}")
         if getattr(crew, "memory", None):
-            yield opaque(f"{prefix}memory", _OPAQUE["memory"], framework=ADAPTER)
+            yield opaque(f"{prefix}memory", _OPAQUE["memory"], framework=NAME)
         yield from self.callbacks(crew, path or "crew")
 
     def task(self, task: Any, path: str) -> Iterator[CoverageEntry]:
@@ -162,7 +163,7 @@ class _Walk:
     def flow(self, flow: Any, path: str) -> Iterator[CoverageEntry]:
         path = path or f"flow:{type(flow).__name__}"
         for name, method in _methods(flow):
-            yield opaque(f"{path}.{name}", "the body of a flow's method may call any tool", framework=ADAPTER)
+            yield opaque(f"{path}.{name}", "the body of a flow's method may call any tool", framework=NAME)
             yield from self.reached(method, f"{path}.{name}")
 
     def callbacks(self, owner: Any, path: str) -> Iterator[CoverageEntry]:
@@ -180,7 +181,7 @@ class _Walk:
             return
         if runner not in self.runners:
             self.runners.append(runner)
-        yield entry_for(fn, path=path or runner.spec.tool, framework=ADAPTER, identity=_IDENTITY)
+        yield entry_for(fn, path=path or runner.spec.tool, framework=NAME, identity=_IDENTITY)
 
     def reached(self, fn: Any, path: str) -> Iterator[CoverageEntry]:
         for label, found in reach(fn):
