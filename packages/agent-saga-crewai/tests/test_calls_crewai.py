@@ -485,6 +485,29 @@ def test_delegated_work_belongs_to_the_call_that_delegated_it(crews: ModuleType,
     assert heard[0] == heard[1] and "amount" in heard[0][0]
 
 
+@pytest.mark.promise("lifo")
+@pytest.mark.parametrize("manager", ["manager_llm", "manager_agent"])
+def test_what_coworkers_of_a_hierarchical_crew_did_is_undone(
+    crews: ModuleType, done: Done, log: FileLog, manager: str
+) -> None:
+    """The manager that CrewAI makes of a model, and one of the user's own."""
+    tool = crews.wrap_tool(paying(crews, done), **BY_RESULT)
+    workers = [crews.agent_of([tool], Script([*pays(n), "paid"]), role=f"clerk {n}") for n in (1, 2)]
+    asked = [{"task": "pay", "context": "", "coworker": f"clerk {n}"} for n in (1, 2)]
+    boss = Script([*(Call("delegate_work_to_coworker", one) for one in asked), *[crews.CRASH] * 9])
+    made = (
+        crews.Model(boss) if manager == "manager_llm" else crews.agent_of([], boss, role="boss", allow_delegation=True)
+    )
+    crew = crews.Crew(
+        agents=workers, tasks=[crews.Task(description="have it paid", expected_output="text")],
+        process=crews.Process.hierarchical, **{manager: made},
+    )  # fmt: skip
+    with pytest.raises(ConnectionError):
+        crews.saga_run(crew, log=log, saga_id="s")
+    assert done == [("pay", 1), ("pay", 2), ("unpay", 2), ("unpay", 1)]
+    assert read_saga(log, "s").status is SagaStatus.ROLLED_BACK
+
+
 def test_tools_that_call_tools_and_crews(crews: ModuleType, done: Done, log: FileLog) -> None:
     pay = crews.wrap_tool(paying(crews, done), **BY_RESULT)
 
