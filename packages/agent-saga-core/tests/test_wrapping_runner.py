@@ -875,6 +875,30 @@ def test_a_stream_that_raises_or_is_closed_early_is_rolled_back(log, world, char
     assert world.effects == [] and closed == ["closed", "closed"] and "unread" not in log.saga_ids()
 
 
+async def test_what_an_adapter_calls_its_own_is_not_taken_for_the_end_of_its_stream(log, world, charge):
+    def mine(*_: Any) -> Any:
+        pytest.fail("a method of the adapter's own was called by the stream")
+
+    own = dict.fromkeys(
+        ("_piece", "_close", "_open", "_end", "_leave", "_start", "_at_end", "_around", "_dropped"), mine
+    )
+
+    def run() -> Iterator[int]:
+        _call(charge, world, 1)
+        yield 1
+
+    async def arun() -> Any:
+        for piece in run():
+            yield piece
+
+    with type("Derived", (SagaStream,), own)(saga_scope("left", log=log), run) as stream:
+        assert next(stream) == 1
+    async with type("Derived", (AsyncSagaStream,), own)(saga_scope("aleft", log=log), arun) as stream:
+        assert await anext(stream) == 1
+    assert [read_saga(log, name).status for name in ("left", "aleft")] == [SagaStatus.ROLLED_BACK] * 2
+    assert world.effects == []
+
+
 def test_a_stream_that_is_dropped_is_rolled_back(log, world, charge):
     def run() -> Iterator[int]:
         _call(charge, world, 1)

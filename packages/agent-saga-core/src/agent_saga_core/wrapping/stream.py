@@ -1,6 +1,9 @@
 """A run that is read piece by piece: the saga is current only around each piece, and ends with the last one.
 
 A generator cannot hold a scope: its context comes and goes with whoever reads it.
+
+Adapters derive their streams from these classes. What only this module uses has two underscores, so that no method of
+theirs takes the place of one that ends the saga.
 """
 
 from __future__ import annotations
@@ -74,13 +77,13 @@ class SagaStream(Iterator[T], Generic[T]):
         around: Callable[[Saga], Any] | None = None,
     ) -> None:
         self.saga = saga
-        self._start = start
-        self._at_end = at_end
-        self._around = around
-        self._inside: Any = None
-        self._source: Iterator[T] | None = None
-        self._reader = _Reading("Another thread is reading this stream. Wait for its piece")
-        self._last: Any = None
+        self.__start = start
+        self.__at_end = at_end
+        self.__around = around
+        self.__inside: Any = None
+        self.__source: Iterator[T] | None = None
+        self.__reader = _Reading("Another thread is reading this stream. Wait for its piece")
+        self.__last: Any = None
 
     def __iter__(self) -> Self:
         return self
@@ -95,10 +98,10 @@ class SagaStream(Iterator[T], Generic[T]):
         """
         me = object()
         try:
-            self._reader.sit(me)
-            return self._piece()
+            self.__reader.sit(me)
+            return self.__piece()
         finally:
-            self._reader.rise(me)
+            self.__reader.rise(me)
 
     def close(self) -> None:
         """End the run here: close its iterator and roll the saga back. Does nothing if it has ended.
@@ -109,10 +112,10 @@ class SagaStream(Iterator[T], Generic[T]):
         """
         me = object()
         try:
-            self._reader.sit(me)
-            self._close()
+            self.__reader.sit(me)
+            self.__close()
         finally:
-            self._reader.rise(me)
+            self.__reader.rise(me)
 
     def __enter__(self) -> Self:
         return self
@@ -125,62 +128,62 @@ class SagaStream(Iterator[T], Generic[T]):
             return
         # Not here: a garbage collection may come in the middle of anything, such as a commit of the log.
         try:
-            apart = threading.Thread(target=self._dropped, name="agent-saga-stream")
+            apart = threading.Thread(target=self.__dropped, name="agent-saga-stream")
             apart.start()
         except RuntimeError:
             log.error("saga %r: its stream was dropped before its end; recovery will roll it back", self.saga.id)
         else:
             apart.join(DROPPED_WAIT)
 
-    def _dropped(self) -> None:
+    def __dropped(self) -> None:
         log.warning("saga %r: its stream was dropped before its end, and is rolled back", self.saga.id)
         try:
-            self._close()
+            self.__close()
         except Exception as error:
             log.error("saga %r: its stream was dropped, and its end came to %s", self.saga.id, type(error).__name__)
 
-    def _piece(self) -> T:
+    def __piece(self) -> T:
         if self._over:
             raise StopIteration
         try:
             if not self._opened:
-                self._open()
-            assert self._source is not None
+                self.__open()
+            assert self.__source is not None
             with self.saga.attached():
-                self._last = next(self._source)
-            return self._last
+                self.__last = next(self.__source)
+            return self.__last
         except StopIteration:
-            self._end(None)
+            self.__end(None)
             raise
         except BaseException as error:
-            self._end(error)
+            self.__end(error)
             raise
 
-    def _close(self) -> None:
+    def __close(self) -> None:
         if self._over:
             return
         if not self._opened:
             self._over = True
             return
         try:
-            closing = getattr(self._source, "close", None)
+            closing = getattr(self.__source, "close", None)
             if closing is not None:
                 with self.saga.attached():
                     closing()
         finally:
-            self._end(StreamClosed("the stream was closed before its end"))
+            self.__end(StreamClosed("the stream was closed before its end"))
 
-    def _open(self) -> None:
+    def __open(self) -> None:
         with _detaching(), _Bounds():
             self._opened = _never_entered(self.saga)  # before: an interrupt right after entering must find it open
             self.saga.__enter__()
-            if self._around is not None:
-                inside = self._around(self.saga)
+            if self.__around is not None:
+                inside = self.__around(self.saga)
                 inside.__enter__()
-                self._inside = inside
-            self._source = iter(self._start())
+                self.__inside = inside
+            self.__source = iter(self.__start())
 
-    def _end(self, error: BaseException | None) -> None:
+    def __end(self, error: BaseException | None) -> None:
         if self._over:
             return
         self._over = True
@@ -188,22 +191,22 @@ class SagaStream(Iterator[T], Generic[T]):
             return
         with _detaching(), self.saga.attached():
             try:
-                if error is None and self._at_end is not None:
+                if error is None and self.__at_end is not None:
                     with _Bounds():
-                        self._at_end(self.saga, self._last)
+                        self.__at_end(self.saga, self.__last)
             except BaseException as failed:
                 error = failed
                 raise
             finally:
-                self._leave(error)
+                self.__leave(error)
 
-    def _leave(self, error: BaseException | None) -> None:
+    def __leave(self, error: BaseException | None) -> None:
         try:
             self.saga.__exit__(type(error) if error is not None else None, error, None)
         except BaseException:
-            _leave_around(self, quietly=True)
+            _left(self.__inside, self.saga, quietly=True)
             raise
-        _leave_around(self, quietly=error is not None)
+        _left(self.__inside, self.saga, quietly=error is not None)
 
 
 class AsyncSagaStream(AsyncIterator[T], Generic[T]):
@@ -225,13 +228,15 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         around: Callable[[Saga], Any] | None = None,
     ) -> None:
         self.saga = saga
-        self._start = start
-        self._at_end = at_end
-        self._around = around
-        self._inside: Any = None
-        self._source: AsyncIterator[T] | None = None
-        self._reader = _Reading("Another task is reading this stream. Cancel that task: that ends the run and its saga")
-        self._last: Any = None
+        self.__start = start
+        self.__at_end = at_end
+        self.__around = around
+        self.__inside: Any = None
+        self.__source: AsyncIterator[T] | None = None
+        self.__reader = _Reading(
+            "Another task is reading this stream. Cancel that task: that ends the run and its saga"
+        )
+        self.__last: Any = None
 
     def __aiter__(self) -> Self:
         return self
@@ -246,10 +251,10 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         """
         me = object()
         try:
-            self._reader.sit(me)
-            return await self._piece()
+            self.__reader.sit(me)
+            return await self.__piece()
         finally:
-            self._reader.rise(me)
+            self.__reader.rise(me)
 
     async def aclose(self) -> None:
         """End the run here: close its iterator and roll the saga back. Does nothing if it has ended.
@@ -262,10 +267,10 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             return
         me = object()
         try:
-            self._reader.sit(me)
-            await self._close()
+            self.__reader.sit(me)
+            await self.__close()
         finally:
-            self._reader.rise(me)
+            self.__reader.rise(me)
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,53 +282,53 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         if self._opened and not self._over and not sys.is_finalizing():
             log.error("saga %r: its stream was dropped before its end; recovery will roll it back", self.saga.id)
 
-    async def _piece(self) -> T:
+    async def __piece(self) -> T:
         if self._over:
             raise StopAsyncIteration
         try:
             if not self._opened:
-                await self._open()
-            assert self._source is not None
+                await self.__open()
+            assert self.__source is not None
             with self.saga.attached():
-                self._last = await anext(self._source)
-            return self._last
+                self.__last = await anext(self.__source)
+            return self.__last
         except StopAsyncIteration:
-            await self._end(None)
+            await self.__end(None)
             raise
         except GeneratorExit:  # this coroutine is being closed: nothing can be awaited any more
             raise
         except BaseException as error:
-            await self._end(error)
+            await self.__end(error)
             raise
 
-    async def _close(self) -> None:
+    async def __close(self) -> None:
         if self._over:
             return
         if not self._opened:
             self._over = True
             return
         try:
-            closing = getattr(self._source, "aclose", None)
+            closing = getattr(self.__source, "aclose", None)
             if closing is not None:
                 with self.saga.attached():
                     await closing()
         finally:
-            await self._end(StreamClosed("the stream was closed before its end"))
+            await self.__end(StreamClosed("the stream was closed before its end"))
 
-    async def _open(self) -> None:
+    async def __open(self) -> None:
         with _detaching(), _Bounds():
             self._opened = _never_entered(self.saga)
             await self.saga.__aenter__()
-            if self._around is not None:
-                inside = self._around(self.saga)
+            if self.__around is not None:
+                inside = self.__around(self.saga)
                 inside.__enter__()
-                self._inside = inside
-            source: Any = self._start()
+                self.__inside = inside
+            source: Any = self.__start()
             if isawaitable(source):
                 source = await source
-            self._source = aiter(source)
+            self.__source = aiter(source)
 
-    async def _end(self, error: BaseException | None) -> None:
+    async def __end(self, error: BaseException | None) -> None:
         if self._over:
             return
         self._over = True
@@ -331,39 +336,38 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             return
         with _detaching(), self.saga.attached():
             try:
-                if error is None and self._at_end is not None:
+                if error is None and self.__at_end is not None:
                     with _Bounds():
-                        answer = self._at_end(self.saga, self._last)
+                        answer = self.__at_end(self.saga, self.__last)
                         if isawaitable(answer):
                             await answer
             except BaseException as failed:
                 error = failed
                 raise
             finally:
-                await self._leave(error)
+                await self.__leave(error)
 
-    async def _leave(self, error: BaseException | None) -> None:
+    async def __leave(self, error: BaseException | None) -> None:
         try:
             await self.saga.__aexit__(type(error) if error is not None else None, error, None)
         except BaseException:
-            _leave_around(self, quietly=True)
+            _left(self.__inside, self.saga, quietly=True)
             raise
-        _leave_around(self, quietly=error is not None)
+        _left(self.__inside, self.saga, quietly=error is not None)
 
 
-def _leave_around(stream: SagaStream[Any] | AsyncSagaStream[Any], *, quietly: bool) -> None:
+def _left(inside: Any, saga: Saga, *, quietly: bool) -> None:
     """Leave what was entered with the saga; `quietly` where another exception is on its way out."""
-    inside, stream._inside = stream._inside, None  # pyright: ignore[reportPrivateUsage]
     if inside is None:
         return
     try:
         inside.__exit__(None, None, None)
     except Exception as error:
         if not quietly:
-            error.add_note(f"The saga had ended before: {stream.saga.report}")
+            error.add_note(f"The saga had ended before: {saga.report}")
             raise
         name = type(error).__name__
-        log.error("saga %r: what was entered around its stream could not be left: %s", stream.saga.id, name)
+        log.error("saga %r: what was entered around its stream could not be left: %s", saga.id, name)
 
 
 def _never_entered(saga: Saga) -> bool:
