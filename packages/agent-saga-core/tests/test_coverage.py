@@ -465,6 +465,30 @@ def test_no_code_of_the_users_is_run() -> None:
     assert ran == []
 
 
+def test_no_code_of_the_users_is_run_by_the_names_of_things() -> None:
+    ran: list[str] = []
+
+    def run(*_: object) -> Any:
+        ran.append("ran")
+        raise RuntimeError("a scan must not get here")
+
+    special = dict.fromkeys(
+        ["__eq__", "__str__", "__format__", "__lt__", "partition", "startswith", "get", "items"], run
+    )
+    name: Any = type("Name", (str,), {**special, "__hash__": str.__hash__})
+    space: Any = type("Space", (dict,), {**special, "__getitem__": run})
+    made: Any = type("Made", (), {"__module__": name("nowhere"), "__call__": lambda self: self.tool})()
+    made.__dict__[name("tool")] = A
+    globals_ = space(tool=A, __name__=name("mine"), __file__=name("/mine.py"))
+    exec("def node(): return tool", globals_)
+    node: Any = dict[str, Any].get(globals_, "node")
+
+    assert found_by(made) == {"self.tool": "a"}
+    assert found_by(node) == {"global:tool": "a"}
+    assert found_by(functools.partial(print, **{name("tool"): A})) == {"partial:tool": "a"}
+    assert ran == []
+
+
 def test_a_scan_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_saga_core.coverage.scan.MAX_OBJECTS", 500)
     monkeypatch.setattr("agent_saga_core.coverage.scan.MAX_ITEMS", 100)

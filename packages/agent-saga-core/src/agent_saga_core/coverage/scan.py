@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import islice
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 __all__ = ["reach"]
 
@@ -110,7 +110,7 @@ class _Scan:
             self.add(_join(path, f"default:{name}"), default, names, depth)
         for name in sorted(names):
             for kind, place in (("global", fn.__globals__), ("builtin", fn.__builtins__)):
-                found = place.get(name, _MISSING)
+                found = _held(place, name)
                 if found is not _MISSING:
                     self.add(_join(path, f"{kind}:{name}"), found, names, depth)
                     break
@@ -138,7 +138,7 @@ class _Scan:
         self.add(_join(path, "partial:func"), _part(partial, "func", fn), frozenset(), depth)
         for n, value in enumerate(_part(partial, "args", fn)):
             self.add(_join(path, f"partial:{n}"), value, frozenset(), depth)
-        for name, value in _part(partial, "keywords", fn).items():
+        for name, value in _named(_part(partial, "keywords", fn)):
             self.add(_join(path, f"partial:{name}"), value, frozenset(), depth)
 
     def other(self, path: str, fn: object, depth: int, *, whole: bool) -> Found:
@@ -219,7 +219,18 @@ def _defaults(fn: FunctionType) -> Iterator[tuple[str, object]]:
     positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     defaults = fn.__defaults__ or ()
     yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=False)
-    yield from (fn.__kwdefaults__ or {}).items()
+    yield from _named(fn.__kwdefaults__ or {})
+
+
+def _held(namespace: dict[str, object], name: str) -> object:
+    return dict[str, object].get(namespace, name, _MISSING)
+
+
+def _named(namespace: dict[Any, object]) -> Iterator[tuple[str, object]]:
+    """What a namespace holds, by plain names: a subclass of `str` may have a mind of its own."""
+    for name, value in list(dict[Any, object].items(namespace)):
+        if issubclass(type(name), str):
+            yield str.__str__(name), value
 
 
 def _items(found: object) -> Iterator[tuple[str, object]]:
@@ -262,7 +273,7 @@ def _instance_dict(found: object) -> dict[str, object]:
 
 def _attributes(found: object) -> Iterator[tuple[str, object]]:
     """Attributes of an object: those in its dict and in its slots."""
-    yield from list(_instance_dict(found).items())[:MAX_ITEMS]
+    yield from list(_named(_instance_dict(found)))[:MAX_ITEMS]
     for kind in _mro(type(found)):
         for name, member in list(_class_dict(kind).items()):
             if type(member) is MemberDescriptorType and name != "__dict__":
@@ -316,20 +327,24 @@ def _is_users_object(found: object) -> bool:
 def _is_users_class(kind: type) -> bool:
     """Whether a class, not one of its bases, is defined in a module of the user's."""
     name = _class_dict(kind).get("__module__")
-    module = sys.modules.get(name) if isinstance(name, str) else None
+    module = sys.modules.get(name) if _is_text(name) else None
     if module is None:
-        return isinstance(name, str) and _root(name) not in sys.stdlib_module_names
+        return _is_text(name) and _root(name) not in sys.stdlib_module_names
     return _is_users(_instance_dict(module))
 
 
-def _is_users(namespace: Mapping[str, object]) -> bool:
+def _is_users(namespace: dict[str, object]) -> bool:
     """Whether a module, given by its namespace, is the user's own: not installed, not Python's, not ours."""
-    name, file = namespace.get("__name__"), namespace.get("__file__")
-    if isinstance(name, str) and _root(name) == "agent_saga_core":
+    name, file = _held(namespace, "__name__"), _held(namespace, "__file__")
+    if _is_text(name) and _root(name) == "agent_saga_core":
         return False
-    if isinstance(file, str):
+    if _is_text(file):
         return not file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
-    return not (isinstance(name, str) and _root(name) in sys.stdlib_module_names)
+    return not (_is_text(name) and _root(name) in sys.stdlib_module_names)
+
+
+def _is_text(found: object) -> TypeGuard[str]:
+    return type(found) is str
 
 
 def _root(module: str) -> str:
