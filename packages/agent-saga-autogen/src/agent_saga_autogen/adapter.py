@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from agent_saga_core.fleet import Adapter
 
-__all__ = ["ADAPTER"]
+__all__ = ["ADAPTER", "NAME"]
 
-ADAPTER = Adapter(
-    name="autogen",
+NAME: Final = "autogen"
+
+ADAPTER: Final = Adapter(
+    name=NAME,
     package="agent_saga_autogen",
     roots=("autogen_core", "autogen_agentchat", "autogen_ext"),
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import re
 import threading
 import weakref
@@ -18,21 +17,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from types import CodeType
-from typing import Any, cast
+from typing import Any, Final
 
 from autogen_core import CancellationToken, MessageHandlerContext
 
+from agent_saga_autogen.adapter import NAME
 from agent_saga_core import SagaAborted, SagaNotRunning, current_saga, current_step
 from agent_saga_core.drive import STRAIGHT
-from agent_saga_core.engine.run import Run
 from agent_saga_core.saga import Saga
 from agent_saga_core.state import within
-from agent_saga_core.wrapping import REFUSALS, CallSite, ToolRunner, covered
+from agent_saga_core.wrapping import CallSite, ToolRunner, covered, refused_too_often
 
-__all__ = ["ADAPTER_NAME", "CALL_BODIES", "AgentRun", "RunToken", "ToolCallStopped", "in_saga", "make_call", "saga_of"]
+__all__ = ["CALL_BODIES", "AgentRun", "RunToken", "ToolCallStopped", "in_saga", "make_call", "saga_of"]
 
-ADAPTER_NAME = "autogen"
-_TEAM_ID = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+_TEAM_ID: Final = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 class ToolCallStopped(Exception):
@@ -199,7 +197,7 @@ async def make_call(
     try:
         return await saga.arun_step(runner.spec, args, invoke, site=site)
     except (SagaAborted, SagaNotRunning):
-        _count_refusals(saga)
+        _stop_if_refused(saga)
         await _parked(token)
         raise
     except (Exception, KeyboardInterrupt, SystemExit):
@@ -219,12 +217,20 @@ async def make_call(
 class _Ledger:
     """Runs and call ids of one saga in this process, counted; of one that goes on, from where the log leaves off."""
 
-    def __init__(self, recorded: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.recalled = False
         self.runs = 0
         self.met: Counter[tuple[str, str, str]] = Counter()
-        for identity in recorded:
-            self._recall(_parts(identity))
+
+    def recall(self, saga: Saga) -> None:
+        """Count behind the calls that were made before; a body that is replayed makes all of them anew."""
+        with self.lock:
+            if self.recalled:
+                return
+            self.recalled = True
+            for tool, site in saga.recorded_sites(NAME) if saga.goes_on else ():
+                self._recall(tool, site)
 
     def next_run(self) -> int:
         with self.lock:
@@ -242,51 +248,26 @@ class _Ledger:
             number = self.met[scope, tool, call_id]
         return call_id if number == 1 else f"{call_id}#{number}"
 
-    def _recall(self, parts: list[Any]) -> None:
-        match parts:
-            case ["call", str(adapter), str(scope), str(tool), str(call_id)] if adapter == ADAPTER_NAME:
-                self.met[scope, tool, call_id] += 1
-                plain, mark, number = call_id.rpartition("#")
-                if mark and number.isdecimal():
-                    self.met[scope, tool, plain] = max(self.met[scope, tool, plain], int(number))
-            case [_, _, str(adapter), str(scope), *_] if adapter == ADAPTER_NAME:  # a call without an id
-                pass
-            case _:
-                return
-        number = scope.partition("/")[0]
-        if number.isdecimal():
-            self.runs = max(self.runs, int(number))
+    def _recall(self, tool: str, site: CallSite) -> None:
+        if site.call_id is not None:
+            self.met[site.scope, tool, site.call_id] += 1
+            plain, mark, number = site.call_id.rpartition("#")
+            if mark and number.isdecimal():
+                self.met[site.scope, tool, plain] = max(self.met[site.scope, tool, plain], int(number))
+        run = site.scope.partition("/")[0]
+        if run.isdecimal():
+            self.runs = max(self.runs, int(run))
 
 
 _lock = threading.RLock()
-_ledgers: weakref.WeakKeyDictionary[Run, _Ledger] = weakref.WeakKeyDictionary()
 _open_runs: list[AgentRun] = []
 
 
 def _ledger_of(saga: Saga) -> _Ledger:
-    # One run for all savepoints of a saga, and a new one when it is opened again.
-    run = saga._run  # pyright: ignore[reportPrivateUsage]
-    with _lock:
-        ledger = _ledgers.get(run)
-        if ledger is None:
-            ledger = _ledgers[run] = _Ledger(_recorded(run))
-        return ledger
-
-
-def _recorded(run: Run) -> list[str]:
-    """The identities of the calls that come before those to be made. A body that is replayed makes all of them anew."""
-    if run.options.resume != "continue":
-        return []
-    with run.lock:
-        return [step.identity for step in run.fold.steps]
-
-
-def _parts(identity: str) -> list[Any]:
-    try:
-        parts: Any = json.JSONDecoder().raw_decode(identity)[0]  # the number of a counted call stands behind it
-    except ValueError:
-        return []
-    return cast("list[Any]", parts) if isinstance(parts, list) else []
+    """The ledger of a saga: one for all its savepoints, and a new one when it is opened again."""
+    ledger = saga.shared(_Ledger)
+    ledger.recall(saga)
+    return ledger
 
 
 def _site(saga: Saga, runner: ToolRunner, token: object, call_id: str | None) -> CallSite:
@@ -296,7 +277,7 @@ def _site(saga: Saga, runner: ToolRunner, token: object, call_id: str | None) ->
     scope = f"{number}/{agent}" if agent else str(number)
     tool = runner.spec.tool
     return CallSite(
-        adapter=ADAPTER_NAME,
+        adapter=NAME,
         scope=scope,
         call_id=_ledger_of(saga).spelled(scope, tool, call_id) if call_id is not None else None,
     )
@@ -319,14 +300,14 @@ def _run_in(saga: Saga) -> AgentRun | None:
 
 def _inside(saga: Saga, other: Saga) -> bool:
     """Whether `saga` is the scope `other`, or a savepoint in it."""
-    return saga.same_as(other) and within(saga._scope, other._scope)  # pyright: ignore[reportPrivateUsage]
+    return saga.same_as(other) and within(saga.scope, other.scope)
 
 
 # --- refusals and cancellation
 
 
-def _count_refusals(saga: Saga) -> None:
-    if saga.refusals < REFUSALS:
+def _stop_if_refused(saga: Saga) -> None:
+    if not refused_too_often(saga):
         return
     with _lock:
         runs = [run for run in _open_runs if run.saga.same_as(saga)]

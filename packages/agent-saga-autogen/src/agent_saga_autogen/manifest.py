@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from autogen_core.tools import StaticWorkbench
 
-from agent_saga_autogen.calls import ADAPTER_NAME
+from agent_saga_autogen.adapter import NAME
 from agent_saga_autogen.tools import function_in
 from agent_saga_autogen.walk import Seen, walk
 from agent_saga_autogen.workbench import SagaWorkbench
@@ -32,7 +32,7 @@ def coverage(agent_or_tools: object) -> CoverageManifest:
     entries: list[CoverageEntry] = []
     for seen in walk(agent_or_tools):
         entries.extend(_entries(seen))
-    return CoverageManifest(framework=ADAPTER_NAME, entries=tuple(entries))
+    return CoverageManifest(framework=NAME, entries=tuple(entries))
 
 
 def _entries(seen: Seen) -> Iterator[CoverageEntry]:
@@ -41,13 +41,13 @@ def _entries(seen: Seen) -> Iterator[CoverageEntry]:
     elif seen.kind == "workbench":
         yield from _workbench(seen.path, seen.found)
     elif seen.kind == "opaque":
-        yield opaque(seen.path, seen.why, framework=ADAPTER_NAME)
+        yield opaque(seen.path, seen.why, framework=NAME)
     elif seen.kind == "code":
-        yield opaque(seen.path, seen.why, framework=ADAPTER_NAME)
+        yield opaque(seen.path, seen.why, framework=NAME)
         for path, found in reach(seen.found):
             if runner_of(found) is not None or (not isinstance(found, type) and hasattr(found, "run_json")):
                 yield entry_for(
-                    found, path=f"{seen.path}/{path}", framework=ADAPTER_NAME, identity=IDENTITY, visibility="inferred"
+                    found, path=f"{seen.path}/{path}", framework=NAME, identity=IDENTITY, visibility="inferred"
                 )
 
 
@@ -58,16 +58,16 @@ def _tool(tool: Any, path: str) -> CoverageEntry:
         return entry_for(
             fn,
             path=path,
-            framework=ADAPTER_NAME,
+            framework=NAME,
             name=tool.name,
             detail="a saga tool made into an AutoGen tool: wrap the plain function with wrap_tool to use call ids",
         )
-    return entry_for(tool, path=path, framework=ADAPTER_NAME, identity=IDENTITY)
+    return entry_for(tool, path=path, framework=NAME, identity=IDENTITY)
 
 
 def _workbench(path: str, workbench: SagaWorkbench) -> Iterator[CoverageEntry]:
     for name, runner in workbench.runners.items():
-        yield entry_for(_Declared(runner), path=f"{path}/{name}", framework=ADAPTER_NAME, identity=IDENTITY)
+        yield entry_for(_Declared(runner), path=f"{path}/{name}", framework=NAME, identity=IDENTITY)
     if workbench.undeclared == "refuse":
         return
     inner = workbench.workbench
@@ -77,7 +77,7 @@ def _workbench(path: str, workbench: SagaWorkbench) -> Iterator[CoverageEntry]:
                 yield _tool(tool, f"{path}/{tool.name}")
     else:
         why = f'{type(inner).__name__} with undeclared="allow" calls tools that nothing lists'
-        yield opaque(f"{path}/*", why, framework=ADAPTER_NAME)
+        yield opaque(f"{path}/*", why, framework=NAME)
 
 
 class _Declared:

@@ -16,7 +16,7 @@ from agent_saga_autogen.walk import idle_runtimes, runners_in
 from agent_saga_core import SagaAborted, saga_scope
 from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import AsyncSagaStream, covered
+from agent_saga_core.wrapping import AsyncSagaStream, covered, run_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,11 +107,7 @@ def saga_run(agent: ChatAgent | Team, task: Any = None, **options: Any) -> TaskR
         RuntimeError: An event loop runs here. Await `asaga_run` there.
         Exception: What `asaga_run` raises.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(asaga_run(agent, task, **options))
-    raise RuntimeError("saga_run() was called where an event loop runs. Use `await asaga_run(...)`.")
+    return run_blocking(lambda: asaga_run(agent, task, **options))
 
 
 def asaga_stream(
@@ -251,10 +247,8 @@ class _Watched:
         if ending := {*self.loops, *handlers}:
             await asyncio.wait(ending, timeout=GRACE)
         for runtime in self.run.runtimes:
-            if hasattr(
-                runtime, "_background_exception"
-            ):  # of a handler that was ended here; the next run would end by it
-                runtime._background_exception = None
+            if hasattr(runtime, "_background_exception"):
+                runtime._background_exception = None  # of a handler that was ended here: the next run would end by it
 
 
 def _loops_of(runtimes: Iterable[Any]) -> set[asyncio.Task[Any]]:

@@ -15,9 +15,10 @@ from autogen_core import CancellationToken
 from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool
 from pydantic import BaseModel
 
-from agent_saga_autogen.calls import ADAPTER_NAME, CALL_BODIES, make_call, saga_of
+from agent_saga_autogen.adapter import NAME
+from agent_saga_autogen.calls import CALL_BODIES, make_call, saga_of
 from agent_saga_core import DeclarationError
-from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of
+from agent_saga_core.wrapping import Declaration, ToolRunner, on_a_loop, refuse_generator, runner_under
 
 __all__ = ["function_in", "wrap_tool"]
 
@@ -90,25 +91,20 @@ def function_in(tool: object) -> Callable[..., Any] | None:
 
 
 def _refuse_wrapped(found: object, name: str) -> None:
-    while found is not None:
-        if runner_of(found) is not None:
-            raise DeclarationError(f"{name!r} is wrapped already, or its function is a saga tool. Wrap it once.")
-        found = found.func if isinstance(found, functools.partial) else None
+    if runner_under(found) is not None:
+        raise DeclarationError(f"{name!r} is wrapped already, or its function is a saga tool. Wrap it once.")
 
 
 def _runner(tool: BaseTool[Any, Any], fn: Callable[..., Any] | None, declaration: Declaration) -> ToolRunner:
     if fn is not None:
-        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise DeclarationError(
-                f"{tool.name!r} is a generator function, whose effects come after the step. Return a list instead."
-            )
+        refuse_generator(tool.name, fn)
         if not _is_async(fn):
             # A thread that outlives its cancelled caller must still be heard: AutoGen's own executor forgets it.
             declaration = declaration.copy()
             declaration["offload"] = True
-        return ToolRunner(tool.name, declaration, adapter=ADAPTER_NAME, fn=fn)
+        return ToolRunner(tool.name, declaration, adapter=NAME, fn=fn)
     return ToolRunner(
-        tool.name, declaration, adapter=ADAPTER_NAME, hints=_hints(tool.args_type()), result_type=_result_type(tool)
+        tool.name, declaration, adapter=NAME, hints=_hints(tool.args_type()), result_type=_result_type(tool)
     )
 
 
@@ -252,7 +248,8 @@ def _function_run(base: Any, runner: ToolRunner) -> Any:
 
         def invoke(key: str) -> Any:
             keyed = {"idempotency_key": key} if runner.takes_key else {}
-            if _is_async(fn) or _on_a_loop():
+            # Of a sync function: straight through. A step of one runs on a thread that has no loop.
+            if _is_async(fn) or on_a_loop():
                 made = self
                 if keyed:
                     made = copy.copy(self)
@@ -265,15 +262,6 @@ def _function_run(base: Any, runner: ToolRunner) -> Any:
         return await make_call(runner, given, invoke, token=cancellation_token, call_id=_call_id(runner))
 
     return run
-
-
-def _on_a_loop() -> bool:
-    """Whether a sync function is called straight through: a step of one runs on a thread that has no loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _whole_run_json(base: Any, runner: ToolRunner) -> Any:

@@ -61,11 +61,8 @@ def _held(seen: Seen) -> Iterator[ToolRunner]:
 def idle_runtimes(found: object) -> list[Any]:
     """The runtimes that the teams in it have to themselves, of the teams that do not run now."""
     teams = [seen.found for seen in walk(found) if seen.kind == "team"]
-    return [
-        team._runtime
-        for team in teams
-        if getattr(team, "_embedded_runtime", False) and not getattr(team, "_is_running", True)
-    ]
+    idle = [t for t in teams if getattr(t, "_embedded_runtime", False) and not getattr(t, "_is_running", True)]
+    return [runtime for team in idle if (runtime := getattr(team, "_runtime", None)) is not None]
 
 
 class _Walk:

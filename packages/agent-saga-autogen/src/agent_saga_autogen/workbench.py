@@ -18,7 +18,8 @@ from autogen_core.tools import (
     Workbench,
 )
 
-from agent_saga_autogen.calls import ADAPTER_NAME, in_saga, make_call, saga_of
+from agent_saga_autogen.adapter import NAME
+from agent_saga_autogen.calls import in_saga, make_call, saga_of
 from agent_saga_core import DeclarationError, SagaError
 from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of
 
@@ -84,7 +85,7 @@ class SagaWorkbench(Workbench):
         self.workbench = workbench
         self.undeclared = undeclared
         self.runners = {
-            name: ToolRunner(name, declaration, adapter=ADAPTER_NAME, result_type=ToolResult)
+            name: ToolRunner(name, declaration, adapter=NAME, result_type=ToolResult)
             for name, declaration in tools.items()
         }
 
