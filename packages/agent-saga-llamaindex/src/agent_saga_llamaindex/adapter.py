@@ -1,7 +1,11 @@
 """What the adapter announces through the entry point group `agent_saga.adapters`. Imports no framework."""
 
+from typing import Final
+
 from agent_saga_core.fleet import Adapter
 
-__all__ = ["ADAPTER"]
+__all__ = ["ADAPTER", "NAME"]
 
-ADAPTER = Adapter(name="llamaindex", package="agent_saga_llamaindex", roots=("llama_index", "workflows"))
+NAME: Final = "llamaindex"
+
+ADAPTER: Final = Adapter(name=NAME, package="agent_saga_llamaindex", roots=("llama_index", "workflows"))

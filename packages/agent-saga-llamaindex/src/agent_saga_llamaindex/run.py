@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 from workflows import Context
 from workflows.errors import WorkflowCancelledByUser
@@ -19,7 +19,7 @@ from agent_saga_core.errors import DeclarationError, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import covered
+from agent_saga_core.wrapping import RunOptions, covered, run_blocking
 from agent_saga_llamaindex.inside import UNTOLD, names_work
 from agent_saga_llamaindex.sited import WorkflowFrame
 from agent_saga_llamaindex.sites import HERE, RunScope, label_for
@@ -87,7 +87,10 @@ async def asaga_run(
             "A suspended run goes on from an answer, and none was given. "
             'Write for example: saga_run(workflow, state, HumanResponseEvent(response="yes")).'
         )
-    scope = run.scope(log, name, on_failure, approve, drain_timeout, metadata)
+    scope = run.scope(
+        log, name=name if name is not None else run.title, on_failure=on_failure, approve=approve,
+        drain_timeout=drain_timeout, metadata=metadata,
+    )  # fmt: skip
     await run.find(log)
     result: Any = None
     async with scope as saga:
@@ -106,11 +109,7 @@ def saga_run(workflow: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: A loop is running here. Await `asaga_run` there.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(asaga_run(workflow, *args, **kwargs))
-    raise RuntimeError("saga_run was called on a running event loop. Write: await asaga_run(...).")
+    return run_blocking(lambda: asaga_run(workflow, *args, **kwargs))
 
 
 async def _heard(run: Run, suspends: bool, deadline: float | None) -> Any:
@@ -168,26 +167,15 @@ class Run:
             raise DeclarationError(f"The suspended run belongs to saga {state['saga_id']!r}. Leave saga_id= out.")
         self.saga_id = state["saga_id"]
 
-    def scope(
-        self,
-        log: Log | str | None,
-        name: str | None,
-        on_failure: Literal["settle", "abort"],
-        approve: Callable[..., Any] | None,
-        drain_timeout: float,
-        metadata: Mapping[str, Any] | None,
-    ) -> Saga:
+    @property
+    def title(self) -> str:
+        """What the run is called, for people."""
+        name = getattr(self.workflow, "name", None)
+        return name if isinstance(name, str) and name else type(self.workflow).__name__
+
+    def scope(self, log: Log | str | None, **options: Unpack[RunOptions]) -> Saga:
         """The scope of the run, not yet entered."""
-        saga = saga_scope(
-            self.saga_id,
-            name=name if name is not None else _name_of(self.workflow),
-            log=log,
-            on_failure=on_failure,
-            approve=approve,
-            drain_timeout=drain_timeout,
-            metadata=metadata,
-            resume="replay" if self.state is None else "continue",
-        )
+        saga = saga_scope(self.saga_id, log=log, resume="replay" if self.state is None else "continue", **options)
         saga.frame = WorkflowFrame()
         self.within = current_saga()
         return saga
@@ -310,11 +298,6 @@ class Run:
                 raise
             except BaseException as error:  # a tool's own, for which the run hung: what is to come out is known already
                 log.debug("the cancelled run ended in %s", type(error).__name__)
-
-
-def _name_of(workflow: Any) -> str:
-    name = getattr(workflow, "name", None)
-    return name if isinstance(name, str) and name else type(workflow).__name__
 
 
 def _workers(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -21,27 +21,11 @@ from workflows.handler import WorkflowHandler
 from agent_saga_core import current_step
 from agent_saga_core.errors import BoundaryRequired
 from agent_saga_core.saga import Saga
-from agent_saga_core.wrapping import REFUSALS, CallSite
+from agent_saga_core.wrapping import CallSite, Same, refused_too_often
+from agent_saga_llamaindex.adapter import NAME
 from agent_saga_llamaindex.inside import UNTOLD, run_here, step_here
 
-__all__ = ["ADAPTER", "HERE", "RunScope", "label_for", "site_of"]
-
-ADAPTER = "llamaindex"
-
-
-class Same:
-    """An object as a key that equals itself alone; holds it, so that no other one gets its place in memory."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: object) -> None:
-        self.held = held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.held is self.held
+__all__ = ["HERE", "RunScope", "label_for", "site_of"]
 
 
 class Book:
@@ -90,7 +74,7 @@ class RunScope:
 
         Raising would not end it: an agent tells its model of every exception that a tool raises, and asks it again.
         """
-        if self.saga.refusals >= REFUSALS and self.refusal is None:
+        if refused_too_often(self.saga) and self.refusal is None:
             self.refusal = refusal
             with suppress(RuntimeError):  # the loop is closed, and the run over
                 self._loop.call_soon_threadsafe(self._cancel)
@@ -136,7 +120,7 @@ def site_of(saga: Saga, tool: str) -> CallSite | None:
     if step is None:
         return None
     scope = f"{_label_here(saga, book_of(saga), tool)}/{_work(step, tool)}"
-    return CallSite(ADAPTER, scope, body=Same(step))
+    return CallSite(NAME, scope, body=Same(step))
 
 
 def _label_here(saga: Saga, book: Book, tool: str) -> str:

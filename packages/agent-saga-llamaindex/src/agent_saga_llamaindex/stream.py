@@ -52,7 +52,11 @@ def asaga_stream(
         **kwargs: What `run` takes by name.
     """
     run = Run(workflow, args, kwargs, saga_id)
-    return WorkflowStream(run, run.scope(log, name, on_failure, approve, drain_timeout, metadata), log)
+    scope = run.scope(
+        log, name=name if name is not None else run.title, on_failure=on_failure, approve=approve,
+        drain_timeout=drain_timeout, metadata=metadata,
+    )  # fmt: skip
+    return WorkflowStream(run, scope, log)
 
 
 class WorkflowStream(AsyncSagaStream[Event]):

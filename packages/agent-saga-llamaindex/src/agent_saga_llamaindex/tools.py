@@ -26,8 +26,9 @@ from agent_saga_core.errors import DeclarationError
 from agent_saga_core.registry import annotations_of
 from agent_saga_core.values.hints import field_hints, marks_secret
 from agent_saga_core.wrapping import Binding, Declaration, ToolRunner, runner_of
+from agent_saga_llamaindex.adapter import NAME
 from agent_saga_llamaindex.inside import INTERRUPTS
-from agent_saga_llamaindex.sites import ADAPTER, site_of
+from agent_saga_llamaindex.sites import site_of
 
 __all__ = ["wrap_tool"]
 
@@ -91,7 +92,7 @@ def _runs_its_function(tool: FunctionTool) -> bool:
 
 def _with_functions(tool: FunctionTool, declaration: Declaration) -> FunctionTool:
     wrapped: Any = _copy(tool)
-    runner = ToolRunner(_name(tool), declaration, adapter=ADAPTER, fn=tool.real_fn, interrupts=INTERRUPTS)
+    runner = ToolRunner(_name(tool), declaration, adapter=NAME, fn=tool.real_fn, interrupts=INTERRUPTS)
     hidden = frozenset({*tool.partial_params, *((tool.ctx_param_name,) if tool.ctx_param_name else ())})
     fn, async_fn = wrapped._fn, wrapped._async_fn
     if inspect.iscoroutinefunction(tool.real_fn):
@@ -219,7 +220,7 @@ def _with_methods(tool: BaseTool, declaration: Declaration) -> BaseTool:
     if any(marks_secret(hints, (name,)) for name in hints):
         # A `ToolOutput` repeats the arguments, and says the result as text.
         given["result_type"] = Secret[given["result_type"]]
-    runner = ToolRunner(_name(tool), given, adapter=ADAPTER, hints=hints, interrupts=INTERRUPTS)
+    runner = ToolRunner(_name(tool), given, adapter=NAME, hints=hints, interrupts=INTERRUPTS)
     _carry(wrapped, runner)
     kind: Any = wrapped.__class__
     base = type(tool)

@@ -13,8 +13,8 @@ from workflows import Workflow
 
 from agent_saga_core.coverage import CoverageEntry, CoverageManifest, entry_for, opaque, reach
 from agent_saga_core.wrapping import ToolRunner, runner_of
+from agent_saga_llamaindex.adapter import NAME
 from agent_saga_llamaindex.inside import names_work
-from agent_saga_llamaindex.sites import ADAPTER
 
 __all__ = ["coverage", "runners_in"]
 
@@ -29,7 +29,7 @@ def coverage(found: object) -> CoverageManifest:
         found: A `BaseTool`, a function declared with `@saga_tool`, an agent, an `AgentWorkflow`, any `Workflow`, or a
             list or tuple of them.
     """
-    return CoverageManifest(framework=ADAPTER, entries=tuple(_entries(found, "")))
+    return CoverageManifest(framework=NAME, entries=tuple(_entries(found, "")))
 
 
 def runners_in(workflow: object) -> list[ToolRunner]:
@@ -54,24 +54,24 @@ def _entries(found: object, at: str) -> Iterator[CoverageEntry]:
     elif isinstance(found, BaseTool):
         yield _of_tool(found, f"{at}tools/{_name(found)}")
     elif runner_of(found) is not None:
-        yield entry_for(found, path=f"{at}tools/{_name(found)}", framework=ADAPTER, identity=_identity())
+        yield entry_for(found, path=f"{at}tools/{_name(found)}", framework=NAME, identity=_identity())
     else:
-        yield opaque(f"{at}{type(found).__name__}", "it is no tool, agent or workflow of LlamaIndex", framework=ADAPTER)
+        yield opaque(f"{at}{type(found).__name__}", "it is no tool, agent or workflow of LlamaIndex", framework=NAME)
 
 
 def _of_agent(agent: BaseWorkflowAgent, at: str) -> Iterator[CoverageEntry]:
     for tool in _listed(agent):
         yield from _entries(tool, at)
     if cast(Any, agent).tool_retriever is not None:
-        yield opaque(f"{at}tool_retriever", "it finds tools while the agent runs", framework=ADAPTER)
+        yield opaque(f"{at}tool_retriever", "it finds tools while the agent runs", framework=NAME)
     if isinstance(agent, CodeActAgent):
-        yield opaque(f"{at}code_execute_fn", "it runs code that the model writes", framework=ADAPTER)
+        yield opaque(f"{at}code_execute_fn", "it runs code that the model writes", framework=NAME)
     if agent.structured_output_fn is not None:
         yield from _of_code(
             agent.structured_output_fn, f"{at}structured_output_fn", "it is a function of the user's", set()
         )
     if not _is_llamaindex(type(agent)):
-        yield opaque(f"{at}class:{type(agent).__name__}", "what it overrides may call tools itself", framework=ADAPTER)
+        yield opaque(f"{at}class:{type(agent).__name__}", "what it overrides may call tools itself", framework=NAME)
     yield from _steps(agent, at)
 
 
@@ -82,7 +82,7 @@ def _listed(agent: BaseWorkflowAgent) -> Iterable[object]:
 def _steps(workflow: Workflow, at: str) -> Iterator[CoverageEntry]:
     steps = _steps_of(workflow)
     if not steps:
-        yield opaque(f"{at}steps", "its steps cannot be listed", framework=ADAPTER)
+        yield opaque(f"{at}steps", "its steps cannot be listed", framework=NAME)
     seen: set[int] = set()
     for name, step in steps.items():
         if not _is_llamaindex(step):
@@ -100,16 +100,16 @@ def _of_code(code: Callable[..., Any], path: str, why: str, seen: set[int]) -> I
             yield _of_tool(tool, f"{path}/{way}", inferred=True)
         else:
             yield entry_for(
-                tool, path=f"{path}/{way}", framework=ADAPTER, identity=_identity(), visibility="inferred", name=name
+                tool, path=f"{path}/{way}", framework=NAME, identity=_identity(), visibility="inferred", name=name
             )
-    yield opaque(path, why, framework=ADAPTER)
+    yield opaque(path, why, framework=NAME)
 
 
 def _of_tool(tool: BaseTool, path: str, *, inferred: bool = False) -> CoverageEntry:
     return entry_for(
         _wrapped_in(tool),
         path=path,
-        framework=ADAPTER,
+        framework=NAME,
         identity=_identity(),
         name=_name(tool),
         visibility="inferred" if inferred else "declared",
