@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 from semantic_kernel import Kernel
 
 from agent_saga_core import DeclarationError, Log, Saga, saga_scope
-from agent_saga_core.wrapping import AsyncSagaStream, covered
+from agent_saga_core.wrapping import AsyncSagaStream, RunOptions, covered, run_blocking
 from agent_saga_semantic_kernel.sites import Place, hand_over, in_place, run_in
 from agent_saga_semantic_kernel.walk import kernels_in, runners_in
 
@@ -78,11 +77,7 @@ def saga_run(runs: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: An event loop runs here. Await `asaga_run` there.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(asaga_run(runs, *args, **kwargs))
-    raise RuntimeError("saga_run() was called where an event loop runs. Use `await asaga_run(...)`.")
+    return run_blocking(lambda: asaga_run(runs, *args, **kwargs))
 
 
 def asaga_invoke(
@@ -104,8 +99,8 @@ def asaga_invoke(
         args,
         kwargs,
         saga_id,
-        name=name,
-        log=log,
+        log,
+        name=name if name is not None else _name_of(agent),
         approve=approve,
         drain_timeout=drain_timeout,
         on_failure=on_failure,
@@ -149,8 +144,8 @@ def asaga_stream(
         args,
         kwargs,
         saga_id,
-        name=name,
-        log=log,
+        log,
+        name=name if name is not None else _name_of(runs),
         approve=approve,
         drain_timeout=drain_timeout,
         on_failure=on_failure,
@@ -244,9 +239,8 @@ def _streamed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     saga_id: str | None,
-    *,
-    name: str | None,
-    **scope: Any,
+    log: Log | str | None,
+    **options: Unpack[RunOptions],
 ) -> AsyncSagaStream[Any]:
     places: list[Place] = []
 
@@ -257,7 +251,7 @@ def _streamed(
             yield
 
     return AsyncSagaStream(
-        saga_scope(saga_id, name=name if name is not None else _name_of(runs), **scope),
+        saga_scope(saga_id, log=log, **options),
         lambda: _Pieces(entry(*args, **kwargs), places[0]),
         around=around,
     )

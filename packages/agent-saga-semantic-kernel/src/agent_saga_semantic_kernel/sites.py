@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from agent_saga_core import BoundaryRequired, Saga, SagaNotRunning, current_saga
-from agent_saga_core.wrapping import REFUSALS, CallSite, ToolRunner, runner_of
+from agent_saga_core.wrapping import CallSite, ToolRunner, refused_too_often, runner_of
 from agent_saga_semantic_kernel.adapter import NAME
 
 __all__ = ["HERE", "Place", "hand_over", "in_place", "run_in", "stepping"]
@@ -129,7 +129,7 @@ async def hand_over(context: Any, next: Callable[[Any], Awaitable[None]]) -> Non
         return
     with in_place(_place_of(saga, context)):
         await next(context)
-    if saga.refusals >= REFUSALS:
+    if refused_too_often(saga):
         context.terminate = True
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from agent_saga_core import Saga
 from agent_saga_core.engine.calls import is_async
-from agent_saga_core.wrapping import Binding, ToolRunner
+from agent_saga_core.wrapping import Binding, ToolRunner, on_a_loop
 from agent_saga_semantic_kernel.sites import stepping
 
 __all__ = ["Step", "StepMethod", "StreamMethod", "is_async_method", "is_generator_method"]
@@ -53,8 +53,7 @@ class Step:
         self._binding = Binding(method)
         self.__agent_saga__ = runner
         if runner.takes_key:
-            shown = [p for p in self._binding.signature.parameters.values() if p.name != "idempotency_key"]
-            self.__signature__ = self._binding.signature.replace(parameters=shown)
+            self.__signature__ = self._binding.shown
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # A method of a plugin object is copied with that object; the declaration is one for all copies.
@@ -92,7 +91,7 @@ class StepMethod(Step):
         if saga is None:
             return self._straight(args, kwargs)
         named, invoke = self._bound(args, kwargs)
-        if is_async_method(self.method) or _on_a_loop():
+        if is_async_method(self.method) or on_a_loop():
             return self._astep(saga, named, invoke)
         runner = self.__agent_saga__
         with stepping(saga, runner) as site:
@@ -114,14 +113,6 @@ def _whole(result: Any) -> Any:
 async def _collected(pieces: AsyncGenerator[Any, None]) -> list[Any]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 # --- streams

@@ -24,7 +24,7 @@ from semantic_kernel.services.ai_service_client_base import AIServiceClientBase
 
 from agent_saga_core import DeclarationError, Saga
 from agent_saga_core.registry import annotations_of, paired_inverse
-from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of
+from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of, runner_under
 from agent_saga_semantic_kernel.adapter import NAME
 from agent_saga_semantic_kernel.steps import Step, StepMethod, StreamMethod, is_async_method, is_generator_method
 
@@ -100,7 +100,7 @@ def _function(tool: object) -> KernelFunctionFromMethod:
             f"An object of type {type(tool).__qualname__} is no kernel function. Decorate the function with "
             "@kernel_function; give a plugin, or an object with such methods, to wrap_plugin."
         )
-    if runner_of(found) is not None or _is_saga_tool(method_of(found)):
+    if runner_of(found) is not None or runner_under(method_of(found)) is not None:
         raise DeclarationError(f"{found.name!r} is wrapped already, or its method is a saga tool. Wrap it once.")
     if found.is_prompt:
         raise DeclarationError(
@@ -119,14 +119,6 @@ def _function(tool: object) -> KernelFunctionFromMethod:
             "Make it a method with @kernel_function."
         )
     return found
-
-
-def _is_saga_tool(method: object) -> bool:
-    while method is not None:
-        if runner_of(method) is not None:
-            return True
-        method = method.func if isinstance(method, functools.partial) else None
-    return False
 
 
 # --- what is declared
