@@ -637,6 +637,26 @@ async def test_a_stream_closed_early_stops_its_team(world: Any, log: Any, model:
     assert read_saga(log, "A").status is SagaStatus.ROLLED_BACK
 
 
+@pytest.mark.parametrize("second", ["read", "close"])
+async def test_who_is_told_that_a_stream_is_being_read_has_changed_nothing(
+    second: str, world: Any, log: Any, model: Any, by_item: Any
+) -> None:
+    turns = [[("0", "book", {"item": "a"})], [("1", "book", {"item": "hold"})]]
+    stream = asaga_stream(model.agent("clerk", [wrap_tool(world.tool(), **by_item)], *turns, "done"), "go", log=log)
+
+    async def read() -> list[Any]:
+        return [piece async for piece in stream]
+
+    async with asyncio.timeout(BOUND):
+        first = asyncio.create_task(read())
+        await world.until_inside("hold")
+        with pytest.raises(RuntimeError, match="nothing was changed"):
+            await (anext(stream) if second == "read" else stream.aclose())
+        world.released.set()
+        assert isinstance((await first)[-1], TaskResult)
+    assert world.standing == ["a", "hold"] and stream.saga.status is SagaStatus.COMMITTED
+
+
 def test_saga_run_needs_a_thread_without_a_loop(world: Any, log: Any, model: Any, by_item: Any) -> None:
     agent = model.agent("clerk", [wrap_tool(world.tool(), **by_item)], [("0", "book", {"item": "a"})], "booked")
     result = saga_run(agent, task="go", saga_id="A", log=log, output_task_messages=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -1022,6 +1022,34 @@ def test_what_is_around_a_stream_does_not_hide_what_the_saga_came_to(log, world,
         list(stream)
     status = SagaStatus.COMMITTED if commits else SagaStatus.ROLLED_BACK
     assert read_saga(log, "s").status is status and any(status in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_what_is_around_an_async_stream_may_be_async_and_is_left_once_the_saga_has_ended(log, world, commits):
+    seen: list[Any] = []
+
+    class Around(AbstractAsyncContextManager[None]):
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(0)
+            seen.append(stream.saga.status)
+
+        async def __aexit__(self, *_: object) -> None:
+            await asyncio.sleep(0)
+            seen.append(stream.saga.status)
+            raise LookupError
+
+    async def run() -> Any:
+        yield 1
+        if not commits:
+            raise ValueError
+
+    stream = AsyncSagaStream(saga_scope("s", log=log), run, around=lambda saga: Around())
+    with pytest.raises(LookupError if commits else ValueError) as raised:
+        [piece async for piece in stream]
+    status = SagaStatus.COMMITTED if commits else SagaStatus.ROLLED_BACK
+    assert seen == [SagaStatus.RUNNING, status] and any(status in note for note in raised.value.__notes__)
+    await stream.aclose()
+    assert len(seen) == 2
 
 
 async def test_an_async_stream_does_the_same(log, world, charge):

@@ -184,3 +184,65 @@ def test_a_rolled_back_saga_is_refused_with_the_way_out(way: str, till: Till, lo
     with pytest.raises(SagaNotRunning) as refused:
         list(saga_stream(graph, None, thread(), log=log)) if way == "sync" else asyncio.run(read())
     assert "new input" in "".join(refused.value.__notes__)
+
+
+async def test_who_is_told_that_a_stream_is_being_read_has_changed_nothing(till: Till, log: Log) -> None:
+    gate, inside = asyncio.Event(), asyncio.Event()
+    charge = wrapped(till.charge, CHARGE)
+
+    async def pay(state: Noted) -> None:
+        await charge.ainvoke({"amount": 10})
+
+    async def think(state: Noted) -> Noted:
+        inside.set()
+        await gate.wait()
+        return {"noted": ["thought"]}
+
+    stream = asaga_stream(chain(pay, think, state=Noted, checkpointer=InMemorySaver()), EMPTY, thread(), log=log)
+
+    async def read() -> list[Any]:
+        return [piece async for piece in stream]
+
+    async with asyncio.timeout(20):
+        first = asyncio.create_task(read())
+        await inside.wait()
+        with pytest.raises(RuntimeError, match="nothing was changed"):
+            await stream.aclose()
+        gate.set()
+        assert (await first)[-1] == {"think": {"noted": ["thought"]}}
+    assert statuses(log) == [SagaStatus.COMMITTED] and till.refunded == []
+
+
+class Awaited(InMemorySaver):
+    """A checkpointer that answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def aget_tuple(self, config: Any) -> Any:
+        self.asked.set()
+        await self.let.wait()
+        return await super().aget_tuple(config)
+
+
+@pytest.mark.parametrize("second", ["read", "close"])
+async def test_while_the_thread_is_looked_up_no_second_run_begins_and_none_after_the_end(
+    second: str, till: Till, log: Log
+) -> None:
+    saver = Awaited()
+    stream = asaga_stream(graph_of(till, saver), EMPTY, thread(), log=log)
+    async with asyncio.timeout(20):
+        first = asyncio.ensure_future(anext(stream))
+        await saver.asked.wait()
+        other = asyncio.ensure_future(anext(stream) if second == "read" else stream.aclose())
+        await asyncio.wait({other}, timeout=0)
+        saver.let.set()
+        heard = await asyncio.gather(first, other, return_exceptions=True)
+        await stream.aclose()
+    if second == "read":
+        assert heard[0] == {"pay": None} and isinstance(heard[1], RuntimeError)
+        assert till.charged == [10] and till.refunded == ["ch-1"] and statuses(log) == [SagaStatus.ROLLED_BACK]
+    else:
+        assert isinstance(heard[0], StopAsyncIteration) and heard[1] is None
+        assert till.charged == [] and list_sagas(log) == []

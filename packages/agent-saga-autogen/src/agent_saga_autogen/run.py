@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -271,49 +271,52 @@ class _RunStream(AsyncSagaStream[Any]):
         start: Callable[[CancellationToken], AsyncGenerator[Any, None]],
         token: CancellationToken | None,
     ) -> None:
-        super().__init__(scope, self._begin, around=self._binding)
-        self._agent = agent
+        super().__init__(scope, self._begin, around=lambda saga: _Bound(self, saga))
+        self.agent = agent
+        self.token = token
+        self.pieces: _Pieces | None = None
+        self.watched: _Watched | None = None
         self._make = start
-        self._token = token
-        self._pieces: _Pieces | None = None
-        self._watched: _Watched | None = None
-
-    @contextmanager
-    def _binding(self, saga: Saga) -> Generator[None]:
-        run = AgentRun()
-        self._watched = _Watched(run)
-        run.open(saga, runners_in(self._agent), idle_runtimes(self._agent))
-        run.follow(self._token)
-        yield
 
     def _begin(self) -> _Pieces:
-        assert self._watched is not None
-        self._pieces = _Pieces(self._watched, self._make(self._watched.run.token))
-        return self._pieces
+        assert self.watched is not None
+        self.pieces = _Pieces(self.watched, self._make(self.watched.run.token))
+        return self.pieces
 
     async def __anext__(self) -> Any:
         try:
             return await super().__anext__()
         except StopAsyncIteration:
-            await self._close()
-            if self._pieces is not None and self._pieces.stopped:
+            pieces = self.pieces
+            if pieces is not None and pieces.stopped:
+                pieces.stopped = False  # said once
                 raise _stopped(self.saga) from None
             raise
+
+
+class _Bound(AbstractAsyncContextManager[None]):
+    """A stream's tools, bound to its saga from its opening to its end; no generator, so that a dropped one stays so."""
+
+    def __init__(self, stream: _RunStream, saga: Saga) -> None:
+        self._stream = stream
+        self._saga = saga
+
+    async def __aenter__(self) -> None:
+        stream = self._stream
+        run = AgentRun()
+        stream.watched = _Watched(run)
+        try:
+            run.open(self._saga, runners_in(stream.agent), idle_runtimes(stream.agent))
+            run.follow(stream.token)
         except BaseException:
-            await self._close()
+            await stream.watched.close()
             raise
 
-    async def aclose(self) -> None:
-        try:
-            await super().aclose()
-        finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            left = self._pieces.source if self._pieces is not None and not self._pieces.over else None
-            await watched.close(getattr(left, "aclose", None))
+    async def __aexit__(self, *_: object) -> None:
+        watched, pieces = self._stream.watched, self._stream.pieces
+        assert watched is not None
+        left = pieces.source if pieces is not None and not pieces.over else None
+        await watched.close(getattr(left, "aclose", None))
 
 
 class _Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, cast
@@ -123,21 +124,37 @@ class AsyncGraphStream(AsyncIterator[Any]):
         self._run = run
         self._inner: AsyncSagaStream[Any] | None = None
         self._closed = False
+        """Whether it was closed before it began; later it is for the inner stream to say."""
+        self._looking = asyncio.Lock()
 
     async def __anext__(self) -> Any:
-        if self._closed:
+        inner = await self._begun()
+        if inner is None:
             raise StopAsyncIteration
-        if self._inner is None:
-            await alook(self._run.standing())
-            self._inner = self._begin(self._run.scope())
         with self._run.opening():
-            return await anext(self._inner)
+            return await anext(inner)
 
     async def aclose(self) -> None:
-        """End the run here and roll its saga back. Does nothing if it has ended."""
-        self._closed = True
-        if self._inner is not None:
-            await self._inner.aclose()
+        """End the run here and roll its saga back. Does nothing if it has ended.
+
+        Raises:
+            RollbackIncomplete: The rollback left something.
+            RuntimeError: Another task is reading it at this moment; nothing was changed.
+        """
+        self._closed = True  # whoever looks the thread up finds it so, and begins nothing
+        async with self._looking:
+            inner = self._inner
+        if inner is not None:
+            await inner.aclose()
+
+    async def _begun(self) -> AsyncSagaStream[Any] | None:
+        """The inner stream; None if this one was closed before it began. One task at a time looks the thread up."""
+        async with self._looking:
+            if self._inner is None and not self._closed:
+                await alook(self._run.standing())
+                if not self._closed:
+                    self._inner = self._begin(self._run.scope())
+            return self._inner
 
     async def __aenter__(self) -> AsyncGraphStream:
         return self

@@ -12,9 +12,9 @@ import logging
 import sys
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from inspect import isawaitable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from agent_saga_core.drive import CURRENT_SAGA
 from agent_saga_core.errors import SagaNotRunning
@@ -212,6 +212,8 @@ class SagaStream(Iterator[T], Generic[T]):
 class AsyncSagaStream(AsyncIterator[T], Generic[T]):
     """`SagaStream` for `async for`. Close one that is left early: `async with contextlib.aclosing(stream)`.
 
+    What `around` makes may be an async context manager as well.
+
     One that is dropped before its end cannot be ended any more: its saga stays as it is, owned, until this process
     ends, and is then for recovery. That is logged as an error.
     """
@@ -321,7 +323,10 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
             await self.saga.__aenter__()
             if self.__around is not None:
                 inside = self.__around(self.saga)
-                inside.__enter__()
+                if isinstance(inside, AbstractAsyncContextManager):
+                    await inside.__aenter__()
+                else:
+                    inside.__enter__()
                 self.__inside = inside
             source: Any = self.__start()
             if isawaitable(source):
@@ -351,9 +356,19 @@ class AsyncSagaStream(AsyncIterator[T], Generic[T]):
         try:
             await self.saga.__aexit__(type(error) if error is not None else None, error, None)
         except BaseException:
-            _left(self.__inside, self.saga, quietly=True)
+            await self.__left(quietly=True)
             raise
-        _left(self.__inside, self.saga, quietly=error is not None)
+        await self.__left(quietly=error is not None)
+
+    async def __left(self, *, quietly: bool) -> None:
+        inside: Any = self.__inside
+        if not isinstance(inside, AbstractAsyncContextManager):
+            _left(inside, self.saga, quietly=quietly)
+            return
+        try:
+            await cast("AbstractAsyncContextManager[Any]", inside).__aexit__(None, None, None)
+        except Exception as error:
+            _not_left(self.saga, error, quietly=quietly)
 
 
 def _left(inside: Any, saga: Saga, *, quietly: bool) -> None:
@@ -363,11 +378,15 @@ def _left(inside: Any, saga: Saga, *, quietly: bool) -> None:
     try:
         inside.__exit__(None, None, None)
     except Exception as error:
-        if not quietly:
-            error.add_note(f"The saga had ended before: {saga.report}")
-            raise
-        name = type(error).__name__
-        log.error("saga %r: what was entered around its stream could not be left: %s", saga.id, name)
+        _not_left(saga, error, quietly=quietly)
+
+
+def _not_left(saga: Saga, error: Exception, *, quietly: bool) -> None:
+    if not quietly:
+        error.add_note(f"The saga had ended before: {saga.report}")
+        raise error
+    name = type(error).__name__
+    log.error("saga %r: what was entered around its stream could not be left: %s", saga.id, name)
 
 
 def _never_entered(saga: Saga) -> bool:
