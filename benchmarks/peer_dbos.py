@@ -1,8 +1,9 @@
-"""The figures of DBOS on SQLite: `python -I peer_dbos.py FIGURE DIRECTORY`.
+"""The figures of DBOS: `python -I peer_dbos.py FIGURE DIRECTORY`.
 
 It runs in an environment that `benchmarks.peers` makes for it, never in ours, and imports nothing of ours. What it
 prints is one JSON object. The system database is a SQLite file with what DBOS sets: neither a journal mode nor
-`synchronous` is touched, so that they are SQLite's own (a rollback journal, `FULL`).
+`synchronous` is touched, so that they are SQLite's own (a rollback journal, `FULL`). Where `PEER_DBOS_DATABASE` holds
+the URL of a PostgreSQL database, that is used, with what its server has set.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def launched(directory: Path) -> Iterator[float]:
         config={
             "name": "benchmark",
             "application_version": "1",
-            "system_database_url": f"sqlite:///{database(directory)}",
+            "system_database_url": os.environ.get("PEER_DBOS_DATABASE") or f"sqlite:///{database(directory)}",
             "log_level": "ERROR",
             "console_log_level": "ERROR",
         }
@@ -136,15 +137,17 @@ def whole(directory: Path) -> dict[str, float]:
 
 
 def concurrent(directory: Path) -> dict[str, float]:
+    sagas = int(sys.argv[3]) if len(sys.argv) > 3 else SAGAS
+
     async def run() -> float:
         await asyncio.gather(*(aorder("cus_7", 1) for _ in range(4)))  # warm
         begun = time.perf_counter()
         mark()
-        await asyncio.gather(*(aorder("cus_7", STEPS_OF_A_SAGA) for _ in range(SAGAS)))
+        await asyncio.gather(*(aorder("cus_7", STEPS_OF_A_SAGA) for _ in range(sagas)))
         mark()
         return time.perf_counter() - begun
 
-    steps = SAGAS * STEPS_OF_A_SAGA
+    steps = sagas * STEPS_OF_A_SAGA
     with launched(directory):
         return {"seconds": asyncio.run(run()) / steps, "per": steps}
 

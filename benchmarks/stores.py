@@ -27,6 +27,7 @@ from agent_saga_core import Log, open_log, saga_scope
 from agent_saga_core.log.open import init_log
 from agent_saga_core.log.sql import body_of
 from agent_saga_core.records import Record, encode
+from benchmarks import peers
 from benchmarks.engine import acharge, charge
 from benchmarks.log import history
 from benchmarks.tables import Row
@@ -130,6 +131,38 @@ def postgres(directory: Path) -> Iterator[Running]:
         finally:
             db.execute(f"drop table floor_{os.getpid()}")
             db.execute(f"drop schema benchmark_{os.getpid()} cascade")
+
+
+def dbos(directory: Path) -> list[Row]:
+    """What a user might take instead, on the same server: every step checkpointed, nothing before it."""
+    peer = next(peer for peer in peers.PEERS if peer.name == "dbos")
+    what = {"sync_step": ("sync", ()), "async_step": ("async", ()), "concurrent": ("16 workflows", ("16",))}
+    with postgres(directory) as running:
+        database = running.url.partition("&schema=")[0].partition("?schema=")[0]
+        os.environ["PEER_DBOS_DATABASE"] = database
+        try:
+            environment = peers.Environment(peer, directory, time.monotonic() + peers.SECONDS_IN_ALL)
+            return [_of_dbos(environment, figure, called, more, running) for figure, (called, more) in what.items()]
+        except peers.NotMeasured as reason:
+            return [Row(what="PostgreSQL: dbos", measured=str(reason), goal="-", met=False, floor="-")]
+        finally:
+            del os.environ["PEER_DBOS_DATABASE"]
+
+
+def _of_dbos(environment: peers.Environment, figure: str, called: str, more: tuple[str, ...], running: Running) -> Row:
+    before = timed(running.write, 200)
+    seconds = environment.figure(figure, environment.folder_for(figure), *more)["seconds"]
+    floor = statistics.median(before + timed(running.write, 200))
+    shown = f"{microseconds(seconds)} ({seconds / floor:.2f} x floor)"
+    if figure == "concurrent":
+        shown = f"{floor / seconds:.1f} steps per floor-time ({1 / seconds:,.0f} steps/s)"
+    return Row(
+        what=f"PostgreSQL: dbos {environment.version}, {called}",
+        measured=shown,
+        goal="(a peer)",
+        met=True,
+        floor=microseconds(floor),
+    )
 
 
 @contextmanager
@@ -327,6 +360,8 @@ def run(directory: Path) -> list[Row]:
         for measure in (of_store, scanned):
             with tempfile.TemporaryDirectory(dir=directory, prefix="benchmark-") as folder:
                 rows += measure(store, Path(folder))
+    with tempfile.TemporaryDirectory(dir=directory, prefix="benchmark-") as folder:
+        rows += dbos(Path(folder))
     return rows
 
 
