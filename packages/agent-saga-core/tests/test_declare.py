@@ -70,6 +70,9 @@ def _declared(**more):
         ({"semantics": R, "timeout": -1.0}, "timeout"),
         ({"semantics": R, "timeout": True}, "timeout"),
         ({"semantics": R, "timeout": float("nan")}, "timeout"),
+        ({"semantics": R, "timeout": float("inf")}, "timeout"),
+        ({"semantics": R, "in_doubt": float("inf")}, "in_doubt"),
+        ({"semantics": R, "in_doubt": 10**400}, "in_doubt"),
         ({"semantics": R, "in_doubt": -0.1}, "in_doubt"),
         ({"semantics": R, "in_doubt": "soon"}, "in_doubt"),
         ({"semantics": R, "not_applied": (int,)}, "not_applied"),
@@ -139,6 +142,14 @@ def test_a_compensator_name_is_taken_once(refund):
     probe("look")(lambda args, key: None)
     with pytest.raises(DeclarationError, match="already registered"):
         probe("look")(lambda args, key: None)
+
+
+@pytest.mark.parametrize("key_ttl", [float("nan"), -1.0, "a day", True, None])
+def test_a_keys_life_is_a_number_of_seconds(key_ttl):
+    """NaN would never be over, and a started compensation be repeated under a key that is long forgotten."""
+    with pytest.raises(DeclarationError, match="key_ttl"):
+        compensator("refund", key_ttl=key_ttl)
+    compensator("refund", key_ttl=float("inf"))(lambda: None)
 
 
 def test_a_compensation_is_a_handler_or_a_function():

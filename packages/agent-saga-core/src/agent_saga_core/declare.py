@@ -441,7 +441,7 @@ def _check_seconds(tool: str, name: str, seconds: float | None, *, positive: boo
     if seconds is None:
         return
     given: object = seconds
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0 or (positive and given == 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not registry.is_duration(given) or (positive and given == 0):
         raise DeclarationError(f"{tool!r}: {name} is a number of seconds. Write for example {name}=10.0.")
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from types import FunctionType
 from typing import Any, TypeVar, get_type_hints
 
@@ -25,6 +26,7 @@ __all__ = [
     "compensator",
     "compensator_named",
     "compensator_of",
+    "is_duration",
     "isolated_registry",
     "pair_inverse",
     "paired_inverse",
@@ -36,6 +38,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "agent_saga.handlers"
+
+LONGEST = 1e10
+"""Seconds. What is later than that from now, no reader can make a date of."""
 
 
 def annotations_of(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -99,6 +104,11 @@ class Compensator:
         inspect.signature(self.fn).bind(**{**kwargs, **extra})
 
 
+def is_duration(value: object) -> bool:
+    """Whether `value` is a finite number of seconds, from 0 on, that a log can hold and a clock can count."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LONGEST
+
+
 class _Names:
     """The process-wide tables."""
 
@@ -126,13 +136,15 @@ def compensator(
         name: Unique in the process, stable over releases: logs refer to it for as long as sagas live.
         probe: `fn(kwargs, idempotency_key) -> Observation`; landed means that the compensation landed.
         key_ttl: Seconds for which the other system remembers a key. A compensation that was started longer ago is
-            probed, or left to a person, never blindly repeated.
+            probed, or left to a person, never blindly repeated. For one that never forgets: `float("inf")`.
 
     Raises:
-        DeclarationError: The name is taken by another function.
+        DeclarationError: The name is taken by another function, or `key_ttl` is no number of seconds.
     """
     if not name or not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError('A compensator needs a name. Write @compensator("payments.refund").')
+    if not is_duration(key_ttl) and key_ttl != inf:
+        raise DeclarationError(f"{name!r}: key_ttl is a number of seconds. Write for example key_ttl=86400.0.")
 
     def register(fn: F) -> F:
         entry = Compensator(
