@@ -51,6 +51,8 @@ class Running:
     url: str
     write: Write
     """One durable write of `LINE` bytes, by the store's own client and nothing of ours."""
+    size: Callable[[], int]
+    """Bytes that the log takes of the store's disk now."""
     fill: Callable[[Iterator[Record], int], None] | None = None
     """Put so many records into the log, in the store's fastest way."""
 
@@ -66,6 +68,19 @@ class Store:
 
 
 # --- the stores
+
+
+@contextmanager
+def file(directory: Path) -> Iterator[Running]:
+    log = directory / "log"
+    with open(directory / "floor", "ab", buffering=0) as floor:
+        data = b"x" * LINE
+
+        def write() -> None:
+            floor.write(data)
+            os.fdatasync(floor.fileno())
+
+        yield Running(url=f"file:{log}", write=write, size=lambda: bytes_of(log))
 
 
 @contextmanager
@@ -89,7 +104,12 @@ def sqlite(directory: Path) -> Iterator[Running]:
                 )
                 rows.commit()
 
-        yield Running(url=url, write=lambda: db.execute("insert into floor values (?)", (data,)), fill=fill)
+        yield Running(
+            url=url,
+            write=lambda: db.execute("insert into floor values (?)", (data,)),
+            size=lambda: sum(bytes_of(directory / name) for name in ("log.db", "log.db-wal")),
+            fill=fill,
+        )
 
 
 def _sqlite_rows(rows: sqlite3.Connection) -> Callable[[list[tuple[int, int, bytes]]], None]:
@@ -126,8 +146,16 @@ def postgres(directory: Path) -> Iterator[Running]:
                 rows.execute(f"select setval(pg_get_serial_sequence('{schema}.saga', 'seq'), {len(seqs)})")
             db.execute(f"vacuum analyze {schema}.saga")
 
+        def size() -> int:
+            found = db.execute(
+                "select sum(pg_total_relation_size(c.oid)) from pg_class c join pg_namespace n on n.oid = relnamespace "
+                "where nspname = %s and relkind = 'r'",
+                (f"benchmark_{os.getpid()}",),
+            ).fetchone()
+            return int(cast(Any, found)[0])
+
         try:
-            yield Running(url=url, write=lambda: db.execute(insert, (data,)), fill=fill)
+            yield Running(url=url, write=lambda: db.execute(insert, (data,)), size=size, fill=fill)
         finally:
             db.execute(f"drop table floor_{os.getpid()}")
             db.execute(f"drop schema benchmark_{os.getpid()} cascade")
@@ -188,6 +216,11 @@ STORES = (
     Store(name="SQLite", start=sqlite, per_floor_time=4),
     Store(name="PostgreSQL", start=postgres, per_floor_time=5, per_floor_time_in_four=8),
 )
+
+
+def bytes_of(path: Path) -> int:
+    """What a file, or everything below a directory, takes of the disk."""
+    return sum(found.stat().st_blocks * 512 for found in (path, *path.rglob("*")) if found.is_file())
 
 
 def sagas_of(
