@@ -491,3 +491,23 @@ def test_a_scope_is_entered_once(log):
 def test_ids_that_no_store_could_hold(log, saga_id):
     with pytest.raises(ValueError):
         saga_scope(saga_id, log=log)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"name": "\ud800"},
+        {"name": 5},
+        {"drain_timeout": float("nan")},
+        {"drain_timeout": 1e12},
+        {"busy_timeout": float("inf")},
+        {"orphan_after": -1.0},
+        {"on_failure": "hope"},
+        {"durability": "some"},
+        {"resume": "perhaps"},
+    ],
+)
+def test_options_that_no_saga_could_have(log, odd):
+    """No thread can wait for 1e12 seconds: the end of the scope would raise instead of waiting."""
+    with pytest.raises(ValueError):
+        saga_scope(log=log, **odd)

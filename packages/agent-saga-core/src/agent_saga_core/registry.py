@@ -39,8 +39,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ENTRY_POINT_GROUP = "agent_saga.handlers"
 
-LONGEST = 1e10
-"""Seconds. What is later than that from now, no reader can make a date of."""
+LONGEST = 1e9
+"""Seconds: 31 years. Threads cannot wait ten times as long, and no reader can make a date of a much later moment."""
 
 
 def annotations_of(fn: Callable[..., Any]) -> dict[str, Any]:

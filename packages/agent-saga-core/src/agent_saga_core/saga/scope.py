@@ -8,7 +8,6 @@ import sys
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from math import isfinite
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,11 +22,13 @@ from agent_saga_core.errors import DeclarationError, SagaBusy, SagaNotRunning
 from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
+from agent_saga_core.registry import is_duration
 from agent_saga_core.saga.base import SagaBase
 from agent_saga_core.saga.ending import ended, let_out, log_failed, redeliver
 from agent_saga_core.saga.steps import LOG_ERRORS, SteppingSaga, put_back, running_loop, surroundings
 from agent_saga_core.signals import SignalHold
 from agent_saga_core.state import Report, SagaStatus
+from agent_saga_core.values.plain import is_utf8
 
 if TYPE_CHECKING:
     import asyncio
@@ -102,13 +103,14 @@ def saga_scope(
         metadata: Plain data stored with it.
 
     Raises:
-        ValueError: The id is not one that every store can hold.
+        ValueError: The id or the name is not one that every store can hold, or an option is none.
     """
     if saga_id is not None:
         check_saga_id(saga_id)
-    for seconds in (drain_timeout, orphan_after, busy_timeout):
-        if not (isfinite(seconds) and seconds >= 0):
-            raise ValueError("drain_timeout, orphan_after and busy_timeout are finite numbers of seconds from 0 on.")
+    if not all(is_duration(seconds) for seconds in (drain_timeout, orphan_after, busy_timeout)):
+        raise ValueError("drain_timeout, orphan_after and busy_timeout are numbers of seconds, of 31 years at most.")
+    if not isinstance(name, str) or not is_utf8(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError("The name of a saga is text without lone surrogates. Choose another name.")
     if on_failure not in ("settle", "abort") or durability not in ("strict", "relaxed"):
         raise ValueError('on_failure is "settle" or "abort", durability is "strict" or "relaxed".')
     if resume not in ("replay", "continue"):
