@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -13,6 +13,7 @@ from agent_saga_core.records import FINAL, Record, critical_unknown, known
 
 __all__ = [
     "KEEP_DAYS",
+    "BatchClaims",
     "Compaction",
     "Damage",
     "Log",
@@ -41,6 +42,8 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     saga_ids: tuple[str, ...]
     """Sagas without a final record, oldest first, whoever owns them; damaged ones included."""
     damage: tuple[Damage, ...] = ()
+    live: frozenset[str] | None = None
+    """Those that some process owned when they were listed; a hint. None: this log does not say, ask `is_live`."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +214,22 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Flush, release what is owned, and close. A forked child closes without touching its parent's."""
+        ...
+
+
+@runtime_checkable
+class BatchClaims(Protocol):
+    """What a log may offer beside `Log`: several claims at the price of one."""
+
+    def claim_some(self, saga_ids: Sequence[str]) -> Mapping[str, tuple[Record, ...] | LogCorrupted]:
+        """Claim those of the sagas that nobody owns; never wait for somebody who is about to.
+
+        Each saga in the answer with its records is owned as after `claim`. With an error: damage may concern it, and it
+        is not owned. One that is left out is somebody else's, or was just being claimed, or is not there.
+
+        Raises:
+            LogUnavailable: The log cannot be read or written. None of them is owned.
+        """
         ...
 
 

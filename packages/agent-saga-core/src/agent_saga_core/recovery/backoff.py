@@ -1,0 +1,152 @@
+"""Compensators that fail are given time: how long, and who tries them next.
+
+The rule is in `docs/design.md` (11a). All that it needs stands in the log, in the sagas that have not ended: so every
+recoverer comes to the same answer, and none has to tell another. Moments are of this process's monotonic clock; what
+the log says in wall time only ever places a call in the past, and no further back than the log was looked at before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable
+from math import inf
+from typing import Final
+
+from agent_saga_core.clock import Clock
+from agent_saga_core.recovery.handlers import Try
+from agent_saga_core.state import moment
+
+__all__ = ["FIRST_DELAY", "LONGEST_DELAY", "Backoff"]
+
+FIRST_DELAY: Final = 2.0
+"""Seconds after one failed call; twice as long after each further one."""
+LONGEST_DELAY: Final = 300.0
+"""Seconds. A service that is away for an hour is asked about a dozen times, and is missed for five minutes at most."""
+_KEPT: Final = 16
+"""Failed calls that are remembered of a handler: more make the delay no longer."""
+
+
+class _Handler:
+    """One compensator, as far as this process knows."""
+
+    def __init__(self) -> None:
+        self.failed: deque[float] = deque(maxlen=_KEPT)  # when it failed since it last worked, oldest first
+        self.worked = -inf  # when it last worked
+        self.until = -inf  # when it may be tried again
+        self.said = ""  # that moment, for people
+        self.tried_by: str | None = None  # the saga that tries it now
+
+    def count(self, at: float, ok: bool) -> None:
+        """A call ended; of two at one moment, this one was the later."""
+        if ok:
+            self.worked = max(self.worked, at)
+            self.failed = deque((failed for failed in self.failed if failed > at), maxlen=_KEPT)
+        elif at >= self.worked:
+            self.failed = deque(sorted([*self.failed, at]), maxlen=_KEPT)
+
+    def settle(self, clock: Clock) -> None:
+        """See when it may be tried again."""
+        failures = len(self.failed)
+        until = self.failed[-1] + min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1)) if failures else -inf
+        if until != self.until:
+            self.until = until
+            self.said = f"{moment(clock.time() + until - clock.monotonic()):%Y-%m-%d %H:%M:%S} UTC" if failures else ""
+
+
+class Backoff:
+    """What one process knows of compensators that fail, over all its rounds. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handlers: dict[str, _Handler] = {}
+        self._known: dict[str, int] = {}  # by saga: the last record that was counted
+        self._looked = -inf
+
+    def heard(self, tries: Iterable[Try], clock: Clock, *, began: float, everything: Collection[str] | None) -> None:
+        """A look at the log has found these calls.
+
+        Args:
+            tries: All of them, those that are known already included.
+            clock: The log's.
+            began: When the look began, on the clock's monotonic time.
+            everything: The sagas that have not ended, if it was a look at all of them: the others are forgotten.
+        """
+        with self._lock:
+            now, wall = clock.monotonic(), clock.time()
+            longest = max(0.0, now - self._looked)  # what is new was not there then, whatever another clock says
+            new = [each for each in tries if each.n > self._known.get(each.saga_id, 0)]
+            for each in sorted(new, key=lambda each: each.time):
+                age = min(max(0.0, wall - each.time), longest)
+                self._count(each, now - age)
+            for handler in {each.handler for each in new}:
+                self._handlers[handler].settle(clock)
+            if everything is not None:
+                self._known = {saga_id: n for saga_id, n in self._known.items() if saga_id in everything}
+                self._looked = max(self._looked, began)
+
+    def ended(self, done: Try, clock: Clock) -> None:
+        """A call has ended at this moment, or is known to have ended well."""
+        with self._lock:
+            if done.n <= self._known.get(done.saga_id, 0):
+                return
+            self._count(done, clock.monotonic())
+            self._handlers[done.handler].settle(clock)
+
+    def _count(self, done: Try, at: float) -> None:
+        if done.n > self._known.get(done.saga_id, 0):
+            self._known[done.saga_id] = done.n
+        self._handlers.setdefault(done.handler, _Handler()).count(at, done.ok)
+
+    def refusal(
+        self, needs: Collection[str], saga_id: str, clock: Clock, *, mine: Collection[str] | None = None
+    ) -> str | None:
+        """Why the saga has to wait; None if it may go on now.
+
+        Args:
+            needs: The compensators that it will call.
+            saga_id: The saga.
+            clock: The log's.
+            mine: Of those that fail and are due, the ones that this saga may be the one to try; None for all.
+        """
+        with self._lock:
+            return self._refusal(needs, saga_id, clock.monotonic(), mine)
+
+    def enter(
+        self, needs: Collection[str], saga_id: str, clock: Clock, *, mine: Collection[str] | None = None
+    ) -> str | None:
+        """Like `refusal`; and where the saga may go on, nobody else tries what fails until it `leave`s."""
+        with self._lock:
+            refused = self._refusal(needs, saga_id, clock.monotonic(), mine)
+            if refused is None:
+                for handler in self._failing(needs):
+                    self._handlers[handler].tried_by = saga_id
+            return refused
+
+    def leave(self, saga_id: str) -> None:
+        """The saga tries nothing any more."""
+        with self._lock:
+            for handler in self._handlers.values():
+                if handler.tried_by == saga_id:
+                    handler.tried_by = None
+
+    def failing(self) -> dict[str, int]:
+        """The handlers that have failed since they last worked, and how often (as far as that matters)."""
+        with self._lock:
+            return {name: len(self._handlers[name].failed) for name in self._failing(self._handlers)}
+
+    def known(self) -> tuple[str, ...]:
+        """Every handler of which a call has ended."""
+        with self._lock:
+            return tuple(self._handlers)
+
+    def _failing(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._handlers and self._handlers[name].failed]
+
+    def _refusal(self, needs: Collection[str], saga_id: str, now: float, mine: Collection[str] | None) -> str | None:
+        for name in sorted(self._failing(needs)):
+            handler = self._handlers[name]
+            due = now >= handler.until and handler.tried_by in (None, saga_id)
+            if not due or (mine is not None and name not in mine):
+                return f"compensator {name!r} fails; it is tried again at {handler.said}, by one saga at first"
+        return None
