@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 
@@ -34,6 +36,7 @@ from agent_saga_core import (
 from agent_saga_core.registry import isolated_registry
 from agent_saga_core.testing import ManualClock
 from agent_saga_core.testing.world import World
+from agent_saga_core.wrapping import covered
 
 C, R, IRR, V = (
     ActionSemantics.COMPENSABLE,
@@ -127,6 +130,34 @@ def test_the_users_exception_comes_out_and_the_rollback_is_in_its_notes(log, wor
         "ch_2",
         "ch_1",
     ]
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    sku: str
+
+
+class Sealed(Exception):
+    def add_note(self, note: str) -> None:
+        raise TypeError("no notes, please")
+
+
+@pytest.mark.parametrize("where", ["body", "tool", "attached", "covered"])
+@pytest.mark.parametrize("kind", [Frozen, Sealed])
+def test_an_exception_that_takes_no_notes_comes_out_as_itself(log, world, charge, kind, where):
+    def fail():
+        raise error
+
+    error = kind("A1")
+    saga = saga_scope("s", log=log)
+    with pytest.raises(kind) as raised, saga:
+        charge(10)
+        inside = {"attached": saga.attached(), "covered": covered(saga, [charge])}.get(where, nullcontext())
+        with inside:
+            saga.execute("look", fail, semantics=R) if where == "tool" else fail()
+    assert raised.value is error
+    assert error.__notes__ == ["saga 's' ROLLED_BACK, clean"]
+    assert world.left == []
 
 
 async def test_the_same_on_a_loop(log, world, charge):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent_saga_core.engine.run import Run
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 else:
     asyncio = LazyModule("asyncio")
 
-__all__ = ["ended", "let_out", "log_failed", "redeliver"]
+__all__ = ["ended", "let_out", "log_failed", "note", "redeliver"]
 
 log = logging.getLogger("agent_saga")
 
@@ -37,7 +38,7 @@ def ended(run: Run, report: Report | None, error: BaseException | None) -> BaseE
         log.error("saga %r: %s", run.saga_id, message)
         return RollbackIncomplete(message, report=report)
     if error is not None:
-        error.add_note(str(report))
+        note(error, str(report))
         return None
     if run.diverged is not None:
         diverged = ReplayDiverged(f"{run.diverged}. Let the body make the calls that the log holds.")
@@ -97,11 +98,20 @@ def let_out(
     return False
 
 
+def note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, also to one that refuses notes, as a frozen dataclass does: it has to come out."""
+    try:
+        error.add_note(text)
+    except Exception:
+        with suppress(Exception):
+            vars(error).setdefault("__notes__", []).append(text)
+
+
 def _note(error: BaseException, result: BaseException | None, report: Report | None) -> None:
     if result is not None:
-        error.add_note(str(result))
+        note(error, str(result))
     elif report is not None and str(report) not in getattr(error, "__notes__", ()):
-        error.add_note(str(report))
+        note(error, str(report))
 
 
 def redeliver(cancelled: asyncio.CancelledError) -> None:

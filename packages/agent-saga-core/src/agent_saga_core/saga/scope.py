@@ -6,8 +6,8 @@ import inspect
 import os
 import sys
 import uuid
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,6 +23,7 @@ from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
 from agent_saga_core.registry import is_duration
+from agent_saga_core.saga.attachment import Attachment
 from agent_saga_core.saga.base import SagaBase
 from agent_saga_core.saga.ending import ended, let_out, log_failed, redeliver
 from agent_saga_core.saga.steps import LOG_ERRORS, SteppingSaga, put_back, running_loop, surroundings
@@ -214,16 +215,9 @@ class Saga(SteppingSaga):
         if held:
             raise held[0]
 
-    @contextmanager
-    def attached(self) -> Generator[Self]:
+    def attached(self) -> AbstractContextManager[Self]:
         """Make this the current saga of the running code for the block, on whatever thread or loop that is."""
-        before = current_saga()
-        CURRENT_SAGA.set(self)
-        try:
-            yield self
-        finally:
-            if current_saga() is self:
-                CURRENT_SAGA.set(before)
+        return Attachment(self)
 
     def savepoint(self) -> Saga:
         """A scope in this saga whose failure undoes only its own steps. One may be open at a time in each scope."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from agent_saga_core.errors import DeclarationError
 from agent_saga_core.saga import Saga
@@ -15,8 +15,7 @@ __all__ = ["covered"]
 _lock = threading.Lock()
 
 
-@contextmanager
-def covered(saga: Saga, tools: Iterable[object], *, by_binding: bool = False) -> Generator[Saga]:
+def covered(saga: Saga, tools: Iterable[object], *, by_binding: bool = False) -> AbstractContextManager[Saga]:
     """Bind wrapped tools to a running saga for the block.
 
     Within it, a call where no saga can be told raises `BoundaryRequired` instead of running unprotected. All copies of
@@ -38,15 +37,25 @@ def covered(saga: Saga, tools: Iterable[object], *, by_binding: bool = False) ->
             raise DeclarationError(f"{tool!r} is not wrapped, so it cannot be bound to a saga. Wrap it first.")
         if runner not in runners:
             runners.append(runner)
-    bound = Bound(saga, by_binding)
-    with _lock:
-        for runner in runners:
-            runner.bound = (*runner.bound, bound)
-    try:
-        yield saga
-    finally:
+    return _Covering(runners, Bound(saga, by_binding))
+
+
+class _Covering(AbstractContextManager[Saga]):
+    """The binding, for one block. No generator, for the reason that `Attachment` gives."""
+
+    def __init__(self, runners: list[ToolRunner], bound: Bound) -> None:
+        self._runners = runners
+        self._bound = bound
+
+    def __enter__(self) -> Saga:
         with _lock:
-            for runner in runners:
+            for runner in self._runners:
+                runner.bound = (*runner.bound, self._bound)
+        return self._bound.saga
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            for runner in self._runners:
                 rest = list(runner.bound)
-                rest.remove(bound)
+                rest.remove(self._bound)
                 runner.bound = tuple(rest)
