@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_saga_core import (
@@ -30,6 +32,7 @@ from agent_saga_core import (
 from agent_saga_core.drive import CURRENT_SAGA
 from agent_saga_core.log.memory import MemoryStore
 from agent_saga_core.registry import isolated_registry
+from agent_saga_core.values.redaction import Redacted
 
 
 @pytest.fixture(autouse=True)
@@ -277,3 +280,12 @@ def test_a_generator_of_a_read_only_tool_does_not_commit_either(log):
         with pytest.raises(DeclarationError):
             saga.execute("pages", lambda: (n for n in range(3)), semantics="READ_ONLY")
     assert saga.steps[0].status == "UNKNOWN"
+
+
+def test_metadata_come_back_as_they_were_given_and_are_shown_plainly(log):
+    given = {"order": "o-7", "total": Decimal("1.10"), "$map": 1, "seats": {1: "a"}, "api_key": "hunter2"}
+    with saga_scope("s", log=log, metadata=given) as saga:
+        assert saga.metadata == {**given, "api_key": Redacted()}
+    shown = read_saga(log, "s").metadata
+    assert shown == {"order": "o-7", "total": "1.10", "$map": 1, "seats": {"1": "a"}, "api_key": "[redacted]"}
+    msgspec.json.encode(shown)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent_saga_core import values
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.records import Record, RecordType
@@ -123,6 +124,7 @@ class SagaState(msgspec.Struct, frozen=True, kw_only=True):
     status: SagaStatus
     steps: tuple[StepState, ...]
     metadata: dict[str, Any]
+    """Plain JSON data for people: values without their types. `Saga.metadata` gives them as they were."""
     report: Report | None
     """The last verdict; None before there is one."""
     started: datetime | None = None
@@ -370,12 +372,13 @@ class SagaFold:
 
     def view(self, timeline: Iterable[Record] = ()) -> SagaState:
         """A frozen copy."""
+        metadata = values.display(self.metadata)
         return SagaState(
             saga_id=self.saga_id,
             name=self.name,
             status=self.status,
             steps=tuple(step.view() for step in self.steps),
-            metadata=self.metadata,
+            metadata=metadata if isinstance(metadata, dict) else {},  # a log may hold anything
             report=self.report(),
             started=moment(self.started),
             rollback_only=self.rollback_only,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent_saga_core import values
 from agent_saga_core.engine.calls import site_in
 from agent_saga_core.engine.run import CallSite, Options, Run
 from agent_saga_core.errors import SagaNotRunning
@@ -161,8 +162,9 @@ class SagaBase:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The plain data stored with it."""
-        return dict(self._run.fold.metadata)
+        """The data stored with it, as they were given; `Redacted()` stands for a secret."""
+        found = values.decode(self._run.fold.metadata, strict=False)
+        return found if isinstance(found, dict) else {}
 
     @property
     def _run(self) -> Run:
