@@ -18,7 +18,7 @@ from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_js
 from agent_saga_core.cli.stopping import Stop
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Log
-from agent_saga_core.recovery import RecoveryReport, read_saga
+from agent_saga_core.recovery import Recoverer, RecoveryReport, read_saga
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -54,8 +54,20 @@ def recover_verb(
         bool, typer.Option("--watch", help="Go on until SIGTERM or SIGINT. Never retries NEEDS_ATTENTION.")
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.01, metavar="SECONDS", help="With --watch: time between two looks.")
+        float,
+        typer.Option(
+            "--interval", min=0.01, metavar="SECONDS", help="With --watch: time between two looks, on average."
+        ),
     ] = 5.0,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="With --watch: serve Prometheus metrics there. Default host: 127.0.0.1.",
+            show_default=False,
+        ),
+    ] = None,
     modules: Imports = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout; with --watch, JSON lines.")
@@ -66,6 +78,8 @@ def recover_verb(
     Never touches a saga whose process lives. A call that died in the middle may still land: recovery waits for it as
     long as its tool says, and all those waits run at once.
     """
+    if metrics is not None and not watch:
+        raise Complaint("--metrics goes with --watch")
     with Stop() as stop:
         if watch:
             from agent_saga_core.cli.watching import Watch
@@ -77,6 +91,7 @@ def recover_verb(
                 dry_run=dry_run,
                 concurrency=concurrency,
                 interval=interval,
+                metrics=metrics,
                 as_json=as_json,
                 stop=stop,
             ).run()
@@ -112,8 +127,8 @@ def _recover_once(
         log,
         sagas,
         halt=threading.Event(),
+        recoverer=Recoverer(concurrency=concurrency),
         dry_run=dry_run,
-        concurrency=concurrency,
         retry=True,
         progress=waiting.ended,
         at_end=stop.wake,

@@ -11,7 +11,7 @@ import msgspec
 
 from agent_saga_core.errors import SagaError
 from agent_saga_core.log.base import Log
-from agent_saga_core.recovery import RecoveryReport, recover
+from agent_saga_core.recovery import Recoverer, RecoveryReport, recover_as
 from agent_saga_core.state import StepStatus, fold
 
 __all__ = ["InDoubt", "Round", "in_doubt"]
@@ -26,6 +26,7 @@ class Round(threading.Thread):
         report: What it came to, once it has ended.
         error: What ended it instead.
         ended: Whether there will be no more of it.
+        taken: Whether every saga that it may begin has its turn: then it holds up no other round.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class Round(threading.Thread):
         sagas: Sequence[str] = (),
         *,
         halt: threading.Event,
+        recoverer: Recoverer,
         dry_run: bool,
-        concurrency: int,
         retry: bool,
         progress: Callable[[str, str, str], None],
         at_end: Callable[[], None],
@@ -46,10 +47,18 @@ class Round(threading.Thread):
         self.report: RecoveryReport | None = None
         self.error: BaseException | None = None
         self.ended = False
-        self._concurrency = max(1, concurrency)
+        self.taken = False
+        self._concurrency = recoverer.concurrency
         self._sagas: Sequence[str] = tuple(dict.fromkeys(sagas))
         self._recover = partial(
-            recover, log, dry_run=dry_run, concurrency=concurrency, retry=retry, stop=halt, progress=progress
+            recover_as,
+            recoverer,
+            log,
+            dry_run=dry_run,
+            retry=retry,
+            stop=halt,
+            progress=progress,
+            taken=self._all_taken,
         )
         self._at_end = at_end
 
@@ -62,6 +71,9 @@ class Round(threading.Thread):
         finally:
             self.ended = True
             self._at_end()
+
+    def _all_taken(self) -> None:
+        self.taken = self.taken or len(self._sagas) <= 1
 
     def _run(self) -> RecoveryReport:
         match self._sagas:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 import msgspec
 
 from agent_saga_core.cli.failures import DONE, Complaint, line_of
+from agent_saga_core.cli.metrics import Metrics
 from agent_saga_core.cli.options import import_modules, open_existing, stdout_kept
 from agent_saga_core.cli.rounds import Round
 from agent_saga_core.cli.screen import plain
 from agent_saga_core.cli.stopping import Stop
 from agent_saga_core.errors import LogCorrupted, SagaNotFound
 from agent_saga_core.log.base import Log
+from agent_saga_core.recovery import Recoverer
 
 __all__ = ["Watch"]
 
@@ -38,7 +41,9 @@ _LEVELS: Final = {"attention": logging.WARNING, "damaged": logging.ERROR}
 class Watch:
     """Recovers again and again until it is asked to stop.
 
-    A round that waits for something in doubt does not hold up the others: the next one is started beside it. Each
+    A round that waits for something in doubt does not hold up the others: the next one is started beside it, once every
+    saga of the earlier ones has its turn. All rounds together roll back `concurrency` sagas at once. Pauses, and the
+    order in which sagas are taken, are drawn anew by each process, so that several watches of one log spread out. Each
     finding is told once, and again only when it has changed. A log that cannot be reached is said once, tried again
     after growing pauses, and said once more when it is back.
     """
@@ -52,6 +57,7 @@ class Watch:
         dry_run: bool,
         concurrency: int,
         interval: float,
+        metrics: str | None,
         as_json: bool,
         stop: Stop,
     ) -> None:
@@ -59,8 +65,12 @@ class Watch:
         self._sagas = sagas
         self._modules = modules
         self._dry_run = dry_run
-        self._concurrency = concurrency
+        # Drawn by the process: machines that were started by one command have one time, and often equal process ids.
+        seed = os.urandom(16)
+        self._recoverer = Recoverer(concurrency=concurrency, seed=seed)
+        self._draw = random.Random(seed)
         self._interval = interval
+        self._metrics = metrics
         self._as_json = as_json
         self._stop = stop
         # A log per round at work: an ownership belongs to a log, so that rounds exclude each other as processes do.
@@ -71,6 +81,7 @@ class Watch:
         self._telling = threading.Lock()
         self._started = False
         self._failures = 0
+        self._reachable: bool | None = None
 
     def run(self) -> int:
         """Watch; return the exit code.
@@ -82,10 +93,14 @@ class Watch:
         """
         with _logging_to(sys.stdout if self._as_json else sys.stderr, self._as_json), stdout_kept():
             import_modules(self._modules)
-            try:
-                self._loop()
-            finally:
-                self._end()
+            with ExitStack() as opened:
+                if self._metrics is not None:
+                    served = opened.enter_context(Metrics(self._metrics, self._recoverer, lambda: self._reachable))
+                    _say(logging.INFO, "serving", f"metrics are at {served.url}", metrics=served.url)
+                try:
+                    self._loop()
+                finally:
+                    self._end()
             _say(logging.INFO, "stopped", "stopped")
         return DONE
 
@@ -95,7 +110,7 @@ class Watch:
             try:
                 self._collect()
                 if time.monotonic() >= due:
-                    due = time.monotonic() + self._interval
+                    due = time.monotonic() + self._interval * self._draw.uniform(0.5, 1.5)
                     self._start_round()
             except _LASTING:
                 raise
@@ -104,7 +119,7 @@ class Watch:
             self._stop.wait(max(0.0, due - time.monotonic()))
 
     def _start_round(self) -> None:
-        if len(self._rounds) >= MAX_ROUNDS:
+        if len(self._rounds) >= MAX_ROUNDS or not all(each.taken for each in self._rounds):
             return
         log = self._idle.pop() if self._idle else open_existing(self._url)
         if not self._started:
@@ -114,8 +129,8 @@ class Watch:
             log,
             self._sagas,
             halt=self._halt,
+            recoverer=self._recoverer,
             dry_run=self._dry_run,
-            concurrency=self._concurrency,
             retry=False,
             progress=self._found,
             at_end=self._stop.wake,
@@ -136,6 +151,7 @@ class Watch:
             if self._failures:
                 _say(logging.INFO, "available", "the log can be used again")
             self._failures = 0
+            self._reachable = True
             self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
         while len(self._idle) > 1:
             _close(self._idle.pop())
@@ -148,7 +164,9 @@ class Watch:
             said = f"{line_of(error)}; trying again"
             _say(logging.ERROR, "unavailable", said, error=type(error).__name__)
         self._failures = min(self._failures + 1, 16)
-        return min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
+        self._reachable = False
+        longest = min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
+        return longest * self._draw.uniform(0.5, 1.0)
 
     # --- findings
 

@@ -6,11 +6,21 @@ one process of a fleet that does so round by round.
 """
 
 from agent_saga_core.recovery.driving import arecover, recover, recover_as
-from agent_saga_core.recovery.job import Job, begin, go_on
+from agent_saga_core.recovery.job import Job, Standing, begin, go_on
 from agent_saga_core.recovery.recoverer import Recoverer
 from agent_saga_core.recovery.report import RecoveryReport, list_sagas, read_saga
 from agent_saga_core.recovery.resolving import resolve
 
-__all__ = ["Recoverer", "RecoveryReport", "arecover", "list_sagas", "read_saga", "recover", "recover_as", "resolve"]
+__all__ = [
+    "Recoverer",
+    "RecoveryReport",
+    "Standing",
+    "arecover",
+    "list_sagas",
+    "read_saga",
+    "recover",
+    "recover_as",
+    "resolve",
+]
 
 _Job, _begin, _go_on = Job, begin, go_on
