@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -372,13 +372,14 @@ class SagaFold:
 
     def view(self, timeline: Iterable[Record] = ()) -> SagaState:
         """A frozen copy."""
-        metadata = values.display(self.metadata)
+        shown = values.display(self.metadata)
+        metadata = cast("dict[str, Any]", shown) if isinstance(shown, dict) else {}  # a log may hold anything
         return SagaState(
             saga_id=self.saga_id,
             name=self.name,
             status=self.status,
             steps=tuple(step.view() for step in self.steps),
-            metadata=metadata if isinstance(metadata, dict) else {},  # a log may hold anything
+            metadata=metadata,
             report=self.report(),
             started=moment(self.started),
             rollback_only=self.rollback_only,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from agent_saga_core import values
 from agent_saga_core.engine.calls import site_in
@@ -164,7 +164,7 @@ class SagaBase:
     def metadata(self) -> dict[str, Any]:
         """The data stored with it, as they were given; `Redacted()` stands for a secret."""
         found = values.decode(self._run.fold.metadata, strict=False)
-        return found if isinstance(found, dict) else {}
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
     @property
     def _run(self) -> Run:
