@@ -54,8 +54,11 @@ class Zygote:
 class Worker:
     """One worker process. With `fresh` it is an interpreter of its own, else a fork of the zygote."""
 
-    def __init__(self, zygote: Zygote, job: str, options: Json, *, fresh: bool) -> None:
+    def __init__(
+        self, zygote: Zygote, job: str, options: Json, *, fresh: bool, bury: Callable[[int], None] = lambda pid: None
+    ) -> None:
         self._zygote = zygote
+        self._bury = bury
         self._process: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         self._heard = b""
@@ -107,9 +110,10 @@ class Worker:
         raise AssertionError(f"worker {self.pid} does not end; its stderr: {self.errors()}")
 
     def ends(self) -> int:
-        """Its exit code, negative for a signal, when it has ended."""
+        """Its exit code, negative for a signal, when it has ended; by then, what it owned is free on every store."""
         if self._status is None:
             self._status = self._process.wait(BOUND) if self._process is not None else self._zygote.wait(self.pid)
+            self._bury(self.pid)
         return self._status
 
     def wait_until_it_catches(self, number: int) -> None:

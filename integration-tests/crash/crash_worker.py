@@ -23,15 +23,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
+from crash_stores import opened_by
 
 from agent_saga_core import (
     FileLog,
+    Log,
     Observation,
     RollbackIncomplete,
     SagaBusy,
     SagaError,
     compensator,
     current_saga,
+    open_log,
     probe,
     recover,
     saga_scope,
@@ -40,12 +43,18 @@ from agent_saga_core import (
 )
 from agent_saga_core.clock import SYSTEM_CLOCK, SystemClock
 from agent_saga_core.demo.client import Client, nothing_happened
-from agent_saga_core.log import osfile
+from agent_saga_core.log import (  # all stores, so that the zygote imports them and not every worker
+    osfile,
+    postgres,
+    sqlite,
+)
+from agent_saga_core.records import Record
 from agent_saga_core.testing import ManualClock
 
 Json = dict[str, Any]
 BOUND = 30.0
 OPTIONS: Json = {}
+IMPORTED = postgres, sqlite
 _telling = threading.Lock()
 
 
@@ -83,22 +92,35 @@ class Points:
 at = Points()
 
 
-class PointedLog(FileLog):
-    """A file log with a crash point after each append, around each flush, and between write and sync."""
+def pointed(log: Any) -> Log:
+    """Any store, with a crash point after each claim and append, around each flush, and between write and sync.
 
-    def append(self, record: Any) -> int:
-        ticket = super().append(record)
+    What is behind "written" survives the death of the process: a file log has written it, a database has committed it.
+    """
+    claim, append, flush, write_batch = log.claim, log.append, log.flush, log.write_batch
+
+    def claim_and_come_by(saga_id: str, **options: Any) -> tuple[Record, ...]:
+        records = claim(saga_id, **options)
+        at("claimed")
+        return records
+
+    def append_and_come_by(record: Record) -> int:
+        ticket = append(record)
         at(f"append {record.type}")
         return ticket
 
-    def flush(self, ticket: int) -> None:
+    def flush_and_come_by(ticket: int) -> None:
         at("before flush")
-        super().flush(ticket)
+        flush(ticket)
         at("after flush")
 
-    def write_batch(self, batch: Any) -> None:
-        super().write_batch(batch)
+    def write_batch_and_come_by(batch: Any) -> None:
+        write_batch(batch)
         at("written")
+
+    log.claim, log.append, log.flush = claim_and_come_by, append_and_come_by, flush_and_come_by
+    log.write_batch = write_batch_and_come_by
+    return log
 
 
 class AheadClock(SystemClock):
@@ -108,14 +130,14 @@ class AheadClock(SystemClock):
         return super().time() + OPTIONS["ahead"]
 
 
-def the_log() -> FileLog:
+def the_log() -> Log:
     clock: Any = SYSTEM_CLOCK
     if OPTIONS.get("clock") == "manual":
         clock = ManualClock()
         threading.Thread(target=_serve_clock, args=(clock,), daemon=True).start()
     elif "ahead" in OPTIONS:
         clock = AheadClock()
-    return PointedLog(OPTIONS["log"], clock=clock)
+    return pointed(open_log(opened_by(OPTIONS["log"], os.getpid()), clock=clock))
 
 
 def _serve_clock(clock: ManualClock) -> None:
@@ -327,7 +349,7 @@ def job_recover_each() -> None:
     while (directory := heed()) != "done":
         at.trace.clear()
         try:
-            log = PointedLog(directory, create=False)
+            log = pointed(FileLog(directory, create=False))
             try:
                 report = recover(log)
                 records = {saga: len(_known(log, saga)) for saga in OPTIONS["sagas"]}
@@ -338,7 +360,7 @@ def job_recover_each() -> None:
             say(raised=type(error).__name__, message=str(error))
 
 
-def _known(log: FileLog, saga: str) -> tuple[Any, ...]:
+def _known(log: Log, saga: str) -> tuple[Any, ...]:
     try:
         return log.read(saga)
     except SagaError:

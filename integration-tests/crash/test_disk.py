@@ -35,7 +35,7 @@ def no_effect_without_its_intent(world: Client, who: str, directory: Path) -> li
 
 def finished_by_recovery(start: Start, world: Client, who: str, directory: Path, done: int) -> None:
     """A recovery on a log that can be written leaves standing exactly the charges of the sagas that committed."""
-    recoverer = start("recover", log=str(directory))
+    recoverer = start("recover", log=f"file:{directory}")
     recoverer.hear()
     recoverer.say("go")
     report = recoverer.hear()["report"]
@@ -77,7 +77,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.promise("intent-first", "no-false-clean", "recover-anywhere")
 def test_a_full_disk(start: Start, world: Client, who: str, small_disk: Path) -> None:
-    said = start("until_broken", log=str(small_disk / "log")).hear()
+    said = start("until_broken", log=f"file:{small_disk}/log").hear()
     assert said["raised"] == "LogUnavailable" and "No space left" in said["message"], said
     assert said["done"] > 3
     no_effect_without_its_intent(world, who, small_disk / "log")
@@ -88,11 +88,11 @@ def test_a_full_disk(start: Start, world: Client, who: str, small_disk: Path) ->
 @pytest.mark.promise("intent-first", "no-false-clean", "recover-anywhere")
 def test_a_disk_that_turns_read_only(start: Start, world: Client, who: str, small_disk: Path) -> None:
     """Whoever holds a file open for writing keeps a disk from being remounted; so a new process meets it."""
-    before = start("until_broken", log=str(small_disk / "log"), most=2)
+    before = start("until_broken", log=f"file:{small_disk}/log", most=2)
     assert before.hear()["done"] == 2
     before.ends()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    said = start("until_broken", log=str(small_disk / "log"), who=f"{who}!").hear()
+    said = start("until_broken", log=f"file:{small_disk}/log", who=f"{who}!").hear()
     assert said["raised"] == "LogUnavailable" and "Read-only" in said["message"], said
     assert Ledger(world).effects(f"{who}!") == []
     no_effect_without_its_intent(world, who, small_disk / "log")  # it can still be read
@@ -102,13 +102,13 @@ def test_a_disk_that_turns_read_only(start: Start, world: Client, who: str, smal
 def test_a_directory_that_may_not_be_written(start: Start, world: Client, who: str) -> None:
     with tempfile.TemporaryDirectory() as base:
         directory = Path(base) / "log"
-        start("until_broken", log=str(directory), most=2).hear()
+        start("until_broken", log=f"file:{directory}", most=2).hear()
         for path in (Path(base), directory, *directory.rglob("*")):
             if os.geteuid() == 0:
                 os.chown(path, NOBODY, -1)
             path.chmod(0o500 if path.is_dir() else 0o400)
         drop = {"user": NOBODY} if os.geteuid() == 0 else {}
-        said = start("until_broken", log=str(directory), who=f"{who}!", **drop).hear()
+        said = start("until_broken", log=f"file:{directory}", who=f"{who}!", **drop).hear()
         for path in (Path(base), directory, *directory.rglob("*")):
             path.chmod(0o700)
     assert said["raised"] == "LogUnavailable" and "denied" in said["message"], said

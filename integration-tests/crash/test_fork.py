@@ -11,9 +11,12 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start
+from crash_stores import STORES
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
+
+pytestmark = pytest.mark.parametrize("store", STORES, indirect=True)
 
 # How the child of each kind ends, as its parent hears it.
 ENDS = {"fork, ends": 0, "fork, raises": 0, "fork, killed": -signal.SIGKILL, "fork, multiprocessing": 0}
@@ -23,7 +26,7 @@ ENDS = {"fork, ends": 0, "fork, raises": 0, "fork, killed": -signal.SIGKILL, "fo
 @pytest.mark.parametrize("fork", ENDS)
 @pytest.mark.parametrize("outcome", ["commits", "fails"])
 def test_only_the_parents_saga_lives_on(
-    start: Start, world: Client, who: str, on_disk: Reader, fork: str, outcome: str
+    start: Start, world: Client, who: str, in_log: Reader, fork: str, outcome: str
 ) -> None:
     fails = ["raise"] if outcome == "fails" else []
     said = start("saga", body=["charge", fork, "book", *fails]).hear_all()
@@ -34,17 +37,17 @@ def test_only_the_parents_saga_lives_on(
     counts = Ledger(world).undo_counts(who)
     if outcome == "commits":
         assert said[2]["status"] == "COMMITTED" and counts == [0, 0]
-        assert on_disk.types() == ["START", "INTENT", "DONE", "INTENT", "DONE", "COMMITTED"]
+        assert in_log.types() == ["START", "INTENT", "DONE", "INTENT", "DONE", "COMMITTED"]
     else:
         assert said[2]["raised"] == "SoldOut" and counts == [1, 1]
-        assert on_disk.state().status is SagaStatus.ROLLED_BACK
-    assert on_disk.intact()
+        assert in_log.state().status is SagaStatus.ROLLED_BACK
+    assert in_log.intact()
 
 
 @pytest.mark.promise("one-owner", "recover-anywhere", "compensate-once")
 @pytest.mark.parametrize("child", ["fork, lives", "program, lives"])
 def test_a_child_that_outlives_its_parent_does_not_keep_its_saga(
-    start: Start, world: Client, who: str, on_disk: Reader, recovered: Callable[..., dict[str, Any]], child: str
+    start: Start, world: Client, who: str, in_log: Reader, recovered: Callable[..., dict[str, Any]], child: str
 ) -> None:
     parent = start("saga", body=["charge", child, "heed"])
     said = [parent.hear(), parent.hear()]
@@ -56,7 +59,7 @@ def test_a_child_that_outlives_its_parent_does_not_keep_its_saga(
     assert recovered()["recovered"] == ["order-7"]
     ledger = Ledger(world)
     assert ledger.undo_counts(who) == [1] and ledger.undone_once_each(who)
-    assert on_disk.state().status is SagaStatus.ROLLED_BACK
+    assert in_log.state().status is SagaStatus.ROLLED_BACK
     os.kill(pid, 0)
     os.kill(pid, signal.SIGKILL)
-    assert on_disk.intact()
+    assert in_log.intact()

@@ -10,16 +10,19 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, first_to_speak
+from crash_stores import STORES
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
+
+pytestmark = pytest.mark.parametrize("store", STORES, indirect=True)
 
 
 @pytest.mark.promise("one-owner")
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0], ids=["same time", "an hour ahead", "an hour behind"])
 @pytest.mark.parametrize("where", ["between steps", "in a request"])
 def test_a_stopped_owner_keeps_its_saga(
-    start: Start, world: Client, who: str, on_disk: Reader, ahead: float, where: str
+    start: Start, world: Client, who: str, in_log: Reader, ahead: float, where: str
 ) -> None:
     """Stopped is not dead. There is no timeout in this that could run out, so no time has to pass."""
     if where == "in a request":
@@ -36,7 +39,7 @@ def test_a_stopped_owner_keeps_its_saga(
             assert (report["live"], report["recovered"], report["attention"]) == (["order-7"], [], [])
             recoverer.say("again")
         recoverer.hear()
-    assert on_disk.types().count("CLAIM") == 0
+    assert in_log.types().count("CLAIM") == 0
     owner.signal(signal.SIGCONT)
     world.release() if where == "in a request" else owner.say("go on")
     assert owner.hear()["status"] == "COMMITTED"
@@ -62,7 +65,7 @@ def test_a_stopped_owner_loses_its_saga_when_it_dies(
 
 @pytest.mark.promise("one-owner")
 def test_of_many_that_open_one_saga_at_once_one_runs_and_the_others_hear_why_not(
-    start: Start, world: Client, who: str, on_disk: Reader
+    start: Start, world: Client, who: str, in_log: Reader
 ) -> None:
     world.hold("/charges")
     workers = [start("contend", body=["charge"]) for _ in range(8)]
@@ -80,13 +83,13 @@ def test_of_many_that_open_one_saga_at_once_one_runs_and_the_others_hear_why_not
     (winner,) = (worker for worker in workers if worker not in losers)
     assert winner.hear() == {"ran": True}
     assert [len(Ledger(world).standing(who)), *Ledger(world).undo_counts(who)] == [1, 0]
-    assert on_disk.state().status is SagaStatus.COMMITTED
+    assert in_log.state().status is SagaStatus.COMMITTED
 
 
 @pytest.mark.promise("one-owner", "replay-not-rerun", "compensate-once")
 @pytest.mark.parametrize("round_", range(12))
 def test_two_recoverers_and_a_resuming_owner_race(
-    start: Start, world: Client, who: str, on_disk: Reader, round_: int
+    start: Start, world: Client, who: str, in_log: Reader, round_: int
 ) -> None:
     """Either the saga is rolled back or it goes on and commits: never both, never twice, never neither."""
     start("saga", body=["charge", "book"], die_at="before book").ends()
@@ -101,11 +104,11 @@ def test_two_recoverers_and_a_resuming_owner_race(
     reports = [racer.hear()["report"] for racer in racers if racer is not owner]
     finishers = sum(report["recovered"] == ["order-7"] for report in reports)
     assert finishers + said["ran"] <= 1, "two of them won"
-    ledger, state = Ledger(world), on_disk.state()
+    ledger, state = Ledger(world), in_log.state()
     if said["ran"]:
         assert state.status is SagaStatus.COMMITTED
         assert ledger.undo_counts(who) == [0, 0] and len(ledger.effects(who)) == 2
     else:
         assert (state.status, finishers) == (SagaStatus.ROLLED_BACK, 1)
         assert ledger.undo_counts(who) == [1] and ledger.undone_once_each(who)
-    assert on_disk.intact()
+    assert in_log.intact()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, Worker
+from crash_stores import STORES
 
-from agent_saga_core import FileLog
+from agent_saga_core import open_log
 from agent_saga_core.demo.client import Client
 
 WORKERS, SAGAS, POINTS = 8, 20, 35
@@ -27,9 +27,8 @@ def next_saga(said: list[dict[str, Any]], first: int) -> int:
 
 @pytest.mark.promise("no-false-clean", "compensate-once", "one-owner", "recover-anywhere", "intent-first", "lifo")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_kills_over_one_log(
-    start: Start, world: Client, who: str, log_dir: Path, on_disk: Reader, seed: int
-) -> None:
+@pytest.mark.parametrize("store", STORES, indirect=True)
+def test_random_kills_over_one_log(start: Start, world: Client, who: str, in_log: Reader, seed: int) -> None:
     dice = random.Random(seed)
     names = [f"{who} {name}" for name in "abcdefgh"]
     progress = dict.fromkeys(names, 0)
@@ -57,12 +56,12 @@ def test_random_kills_over_one_log(
     for recoverer in last:
         report = recoverer.hear()["report"]
         assert not (report["attention"] or report["damaged"] or report["untouched"])
-    the_ledger_equals_the_log(Ledger(world), on_disk, log_dir, names)
+    the_ledger_equals_the_log(Ledger(world), in_log, names)
 
 
-def the_ledger_equals_the_log(ledger: Ledger, on_disk: Reader, log_dir: Path, names: list[str]) -> None:
-    assert on_disk.intact()
-    log = FileLog(log_dir, create=False)
+def the_ledger_equals_the_log(ledger: Ledger, in_log: Reader, names: list[str]) -> None:
+    assert in_log.intact()
+    log = open_log(in_log.url, create=False)
     assert log.unfinished().saga_ids == ()
     known = set(log.saga_ids())
     statuses: list[str] = []

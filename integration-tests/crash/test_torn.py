@@ -76,7 +76,7 @@ def test_a_torn_tail_costs_nothing(
 
 @pytest.mark.promise("fail-closed", "one-owner")
 def test_a_new_run_in_the_same_log_glues_nothing_to_a_torn_tail(
-    start: Start, world: Client, who: str, log_dir: Path, on_disk: Reader
+    start: Start, world: Client, who: str, log_dir: Path, in_log: Reader
 ) -> None:
     start("saga", body=["charge", "heed"], die_at="after charge").ends()
     torn = segment_of(log_dir)
@@ -84,6 +84,6 @@ def test_a_new_run_in_the_same_log_glues_nothing_to_a_torn_tail(
     left = torn.read_bytes()
     assert start("saga", saga="order-8", who=f"{who} again", body=["charge"]).hear()["status"] == "COMMITTED"
     assert torn.read_bytes() == left
-    assert on_disk.types("order-8") == ["START", "INTENT", "DONE", "COMMITTED"]
-    assert on_disk.intact()
-    assert on_disk.state().steps == (), "the torn record is gone; what stands before it is not"
+    assert in_log.types("order-8") == ["START", "INTENT", "DONE", "COMMITTED"]
+    assert in_log.intact()
+    assert in_log.state().steps == (), "the torn record is gone; what stands before it is not"
