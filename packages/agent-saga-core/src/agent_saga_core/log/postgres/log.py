@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import SagaBusy, SagaError
+from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff, readable_history
 from agent_saga_core.log.commit import Entry, GroupCommitLog, Owned
 from agent_saga_core.log.postgres.address import address_of
@@ -142,6 +143,63 @@ class PostgresLog(GroupCommitLog[RowBatch]):
             else:
                 self.give_up(saga_id, owner)
             raise
+
+    def claim_some(self, saga_ids: Sequence[str]) -> dict[str, tuple[Record, ...] | LogCorrupted]:
+        """See `BatchClaims.claim_some`."""
+        self._check(appending=True)
+        owners: dict[str, Owned] = {}
+        try:
+            for saga_id in dict.fromkeys(saga_ids):
+                owners[saga_id] = owner = Owned()
+                with suppress(SagaBusy):
+                    self.take(saga_id, owner)
+            claimed = {saga_id: owner for saga_id, owner in owners.items() if owner in self._holdings}
+            results = self._take_some(claimed)
+        except BaseException:
+            for saga_id, owner in owners.items():
+                self.release(saga_id) if self._owned.get(saga_id) is owner else self.give_up(saga_id, owner)
+            raise
+        for saga_id, owner in owners.items():
+            if self._owned.get(saga_id) is not owner:
+                self.give_up(saga_id, owner)
+        return self._one_by_one(saga_ids) if results is None else results
+
+    def _take_some(self, owners: Mapping[str, Owned]) -> dict[str, tuple[Record, ...] | LogCorrupted] | None:
+        holdings = {saga_id: self._holdings[owner] for saga_id, owner in owners.items()}
+        writer = self._heart.writer()
+        for holding in holdings.values():
+            holding.fresh, holding.writer = False, writer
+        taken = self._ownership.take_some(holdings, writer, self._clock.time) if holdings else {}
+        if taken == {} and holdings and not self._heart.still(writer):
+            return self._take_some(owners)  # it had lost its lease, without having heard of it
+        results: dict[str, tuple[Record, ...] | LogCorrupted] = {}
+        for saga_id, found in (taken or {}).items():
+            if isinstance(found, LogCorrupted):
+                results[saga_id] = found
+                continue
+            owner = owners[saga_id]
+            owner.base_n = found.last_n
+            owner.base_ended = any(record.type in FINAL for record in found.records)
+            self._owned[saga_id] = owner
+            results[saga_id] = found.records
+        return None if taken is None else results
+
+    def _one_by_one(self, saga_ids: Sequence[str]) -> dict[str, tuple[Record, ...] | LogCorrupted]:
+        results: dict[str, tuple[Record, ...] | LogCorrupted] = {}
+        try:
+            for saga_id in dict.fromkeys(saga_ids):
+                try:
+                    results[saga_id] = self.claim(saga_id)
+                except LogCorrupted as error:
+                    results[saga_id] = error
+                except SagaBusy:
+                    continue
+        except BaseException:
+            for saga_id, records in results.items():
+                if not isinstance(records, LogCorrupted):
+                    self.release(saga_id)
+            raise
+        return results
 
     def take(self, saga_id: str, token: object) -> None:
         """See `GroupCommitLog.take`. This excludes the other scopes of this process; a fresh id needs no more."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import errors
 
-from agent_saga_core.errors import SagaBusy
+from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import readable_history
 from agent_saga_core.log.postgres.connection import Connection, Server
 from agent_saga_core.log.postgres.lease import Heart, Writer
-from agent_saga_core.log.postgres.reading import Row, checked, rows_of
+from agent_saga_core.log.postgres.reading import Row, checked, rows_of, rows_of_many
 from agent_saga_core.log.postgres.writing import Holding
 from agent_saga_core.log.sql import body_of, damaged
 from agent_saga_core.records import FINAL, Record, RecordType, encode
@@ -41,6 +41,25 @@ _CLAIM: Final = _TAKE + (
     " INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, %(seen)s, %(new)s, %(body)b FROM taken"
 )
 _TAKE_EMPTY: Final = _TAKE + " SELECT seq FROM taken"
+# Several at once. First every writer is locked that has to be fenced, in one order; only then sagas, and those that
+# another claimer has at hand are left to it. So no claimer waits for another that waits for it. A writer that was
+# fenced before, or is gone, needs no lock: nobody makes it alive again.
+_CLAIM_SOME: Final = (
+    "WITH given AS (SELECT * FROM unnest(%(ids)s::text[], %(owners)s::uuid[], %(free)s::bool[], %(epochs)s::int8[],"
+    " %(seen)s::int8[], %(bodies)b::bytea[]) AS g(id, owner, free, epoch, seen, body)),"
+    " doomed AS (SELECT nonce FROM {s}.writer WHERE nonce = ANY(%(fence)s::uuid[])"
+    " AND (fenced OR lease_until < now()) ORDER BY nonce FOR UPDATE),"
+    " fence AS (UPDATE {s}.writer w SET fenced = true FROM doomed d WHERE w.nonce = d.nonce RETURNING w.nonce),"
+    ' at AS (SELECT s.seq, g.id, g.seen, g.body FROM {s}.saga s JOIN given g ON s.id = g.id COLLATE "C"'
+    " WHERE (SELECT count(*) FROM fence) >= 0 AND s.next = g.seen AND s.epoch = g.epoch"
+    " AND s.owner IS NOT DISTINCT FROM g.owner AND s.ended IS NULL"
+    " AND EXISTS (SELECT FROM {s}.writer WHERE nonce = %(me)s AND NOT fenced)"
+    " AND (g.free OR g.owner IN (SELECT nonce FROM fence)) FOR UPDATE OF s SKIP LOCKED),"
+    " taken AS (UPDATE {s}.saga s SET owner = %(me)s, epoch = at.seen, next = at.seen + 1 FROM at WHERE s.seq = at.seq"
+    " RETURNING s.seq, at.id, at.seen, at.body),"
+    " kept AS (INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, seen, seen, body FROM taken)"
+    " SELECT id FROM taken"
+)
 _RELEASE: Final = (
     "WITH gone AS (DELETE FROM {s}.saga WHERE id = %(id)s AND owner = %(me)s AND epoch = %(epoch)s AND next = 1)"
     " UPDATE {s}.saga SET owner = NULL WHERE id = %(id)s AND owner = %(me)s AND epoch = %(epoch)s AND next > 1"
@@ -56,6 +75,18 @@ class Taken(NamedTuple):
     last_n: int
 
 
+class _Asked(NamedTuple):
+    """A saga that may be taken, as it was read."""
+
+    saga_id: str
+    seen: Row
+    free: bool
+    """Whether that needs nobody to be fenced."""
+    records: tuple[Record, ...]
+    claim: Record
+    body: bytes
+
+
 class Ownership:
     """Claims and releases, for one process."""
 
@@ -64,8 +95,9 @@ class Ownership:
         self._heart = heart
         self._log_id = log_id
         schema = server.address.schema
-        texts = (_APPEAR, _CLAIM, _TAKE_EMPTY, _RELEASE)
-        self._appear, self._claim, self._take_empty, self._release = (_query(text, schema) for text in texts)
+        texts = (_APPEAR, _CLAIM, _TAKE_EMPTY, _RELEASE, _CLAIM_SOME)
+        made = [_query(text, schema) for text in texts]
+        self._appear, self._claim, self._take_empty, self._release, self._claim_some = made
 
     def take(self, saga_id: str, holding: Holding, clock: Callable[[], float]) -> Taken | None:
         """Own the saga, whatever there is of it; every record that is returned is durable.
@@ -143,6 +175,82 @@ class Ownership:
         if changed is None:
             raise damaged(saga_id, f"a record {n} is there already, and was not written")
         return changed == 1
+
+    def take_some(
+        self, holdings: Mapping[str, Holding], writer: Writer, clock: Callable[[], float]
+    ) -> dict[str, Taken | LogCorrupted] | None:
+        """Own those of the sagas that nobody owns or is about to own; all of them for one writer.
+
+        What is left out is not owned, or was not there; what damage concerns is answered with that, and not owned.
+        None, and nothing is owned, if one of them has a record that none of them was to have: one by one, it shows.
+
+        Args:
+            holdings: The sagas, and under what each will be owned.
+            writer: The writer of all those.
+            clock: What the CLAIMs are stamped with.
+
+        Raises:
+            LogUnavailable: The server cannot be reached, or refuses.
+        """
+        for saga_id in holdings:
+            self._heart.called_off(saga_id)
+        schema = self._server.address.schema
+        found = self._server.run(lambda connection: rows_of_many(connection, schema, list(holdings)))
+        results: dict[str, Taken | LogCorrupted] = {}
+        asked: list[_Asked] = []
+        for saga_id, (free, rows) in found.items():
+            seen = rows[0]
+            mine = self._heart.mine(seen.owner)
+            if (seen.alive and not mine) or seen.n is None:
+                continue  # it is owned; or nothing is begun under that id
+            try:
+                records = checked(saga_id, rows, self._log_id)
+                readable = readable_history(saga_id, records)
+            except LogCorrupted as error:
+                results[saga_id] = error
+                continue
+            n = len(records) + 1
+            if seen.ended is not None or any(record.type in FINAL for record in readable):
+                results[saga_id] = Taken(readable, n - 1)
+                continue
+            claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
+            asked.append(_Asked(saga_id, seen, mine or free, readable, claim, body_of(encode(claim), self._log_id)))
+        for one in asked:
+            holdings[one.saga_id].asked, holdings[one.saga_id].epoch = True, one.claim.n
+        taken, tries = self._take_all(asked, writer) if asked else (frozenset[str](), 1)
+        if taken is None:
+            return None
+        for one in asked:
+            if one.saga_id in taken:
+                results[one.saga_id] = Taken((*one.records, one.claim), one.claim.n)
+            else:
+                # Said once and answered, it is not ours; said again, an answer that was lost may have made it so.
+                holdings[one.saga_id].asked = tries > 1
+        return results
+
+    def _take_all(self, asked: Sequence[_Asked], writer: Writer) -> tuple[frozenset[str] | None, int]:
+        """Which of them were taken, and how often the server was asked; None if a record was in the way."""
+        parameters: dict[str, Any] = {
+            "me": writer.nonce,
+            "ids": [one.saga_id for one in asked],
+            "owners": [one.seen.owner for one in asked],
+            "free": [one.free for one in asked],
+            "epochs": [one.seen.epoch for one in asked],
+            "seen": [one.seen.next for one in asked],
+            "bodies": [one.body for one in asked],
+            "fence": list({one.seen.owner for one in asked if not one.free}),
+        }
+        tries = 0
+
+        def take(connection: Connection) -> frozenset[str] | None:
+            nonlocal tries
+            tries += 1
+            try:
+                return frozenset(saga_id for (saga_id,) in connection.execute(self._claim_some, parameters))
+            except errors.UniqueViolation:
+                return None
+
+        return self._server.run(take), tries
 
     def release(self, saga_id: str, holding: Holding) -> None:
         """Give the saga back; as soon as the server is there again, if it is not there now."""

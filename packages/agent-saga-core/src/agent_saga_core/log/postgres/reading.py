@@ -13,13 +13,25 @@ from agent_saga_core.log.scan import saga_name
 from agent_saga_core.log.sql import damaged, history_of, read_body
 from agent_saga_core.records import FINAL, RECORD_LINE, Record
 
-__all__ = ["Row", "checked", "history", "ids_of", "intact", "is_live", "rows_of", "unfinished", "verify"]
+__all__ = [
+    "Row",
+    "checked",
+    "history",
+    "ids_of",
+    "intact",
+    "is_live",
+    "rows_of",
+    "rows_of_many",
+    "unfinished",
+    "verify",
+]
 
-_ROWS: Final = (
-    "SELECT s.next, s.epoch, s.owner, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n, r.epoch,"
-    " r.body FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner LEFT JOIN {s}.record r ON r.saga = s.seq"
-    " WHERE s.id = %b ORDER BY r.n"
+_COLUMNS: Final = (
+    "s.next, s.epoch, s.owner, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n, r.epoch, r.body"
+    " FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner LEFT JOIN {s}.record r ON r.saga = s.seq"
 )
+_ROWS: Final = f"SELECT {_COLUMNS} WHERE s.id = %b ORDER BY r.n"
+_ROWS_OF_MANY: Final = f"SELECT s.id, coalesce(w.fenced, true), {_COLUMNS} WHERE s.id = ANY(%b) ORDER BY s.seq, r.n"
 _LIVE: Final = (
     "SELECT EXISTS (SELECT FROM {s}.saga s JOIN {s}.writer w ON w.nonce = s.owner"
     " WHERE s.id = %b AND NOT w.fenced AND w.lease_until >= now())"
@@ -27,7 +39,8 @@ _LIVE: Final = (
 _IDS: Final = "SELECT seq, id FROM {s}.saga WHERE seq > %b AND next > 1 ORDER BY seq LIMIT 10000"
 # A row without a record is an id that somebody has claimed and begun nothing under.
 _OPEN: Final = (
-    "SELECT s.seq, s.id, s.next, r.counted, r.most FROM {s}.saga s,"
+    "SELECT s.seq, s.id, s.next, r.counted, r.most, coalesce(NOT w.fenced AND w.lease_until >= now(), false)"
+    " FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner,"
     " LATERAL (SELECT count(*) AS counted, max(n) AS most FROM {s}.record WHERE saga = s.seq) r"
     " WHERE s.ended IS NULL AND (s.next <> 1 OR r.counted > 0) ORDER BY s.seq"
 )
@@ -67,6 +80,14 @@ def rows_of(connection: Connection, schema: str, saga_id: str) -> list[Row]:
     """The saga's row with each of its records, in order; one with none; nothing if the saga is not there."""
     found = connection.execute(_query(_ROWS, schema), (saga_id,), binary=True).fetchall()
     return [Row(*row) for row in found]
+
+
+def rows_of_many(connection: Connection, schema: str, saga_ids: Sequence[str]) -> dict[str, tuple[bool, list[Row]]]:
+    """What `rows_of` gives, for several sagas, and whether nobody can renew the lease of the owner any more."""
+    found: dict[str, tuple[bool, list[Row]]] = {}
+    for saga_id, free, *row in connection.execute(_query(_ROWS_OF_MANY, schema), (list(saga_ids),), binary=True):
+        found.setdefault(saga_id, (free, []))[1].append(Row(*row))
+    return found
 
 
 def checked(saga_id: str, rows: Sequence[Row], log_id: bytes) -> list[Record]:
@@ -132,20 +153,23 @@ def ids_of(server: Server) -> list[str]:
 
 
 def unfinished(server: Server, log_id: bytes) -> Unfinished:
-    """The sagas without a final record, oldest first, each held against the numbers of its records."""
+    """The sagas without a final record, oldest first, each held against the numbers of its records and its lease."""
     schema = server.address.schema
     rows = server.run(lambda connection: connection.execute(_query(_OPEN, schema)).fetchall())
     ids: list[str] = []
     damage: list[Damage] = []
-    for seq, saga_id, next_n, counted, most in rows:
+    live: set[str] = set()
+    for seq, saga_id, next_n, counted, most, alive in rows:
         ids.append(saga_id)
+        if alive:
+            live.add(saga_id)
         if not counted or most != counted or next_n != counted + 1:
             meant = server.run(lambda connection, seq=seq: _name_within(connection, schema, seq, log_id))
             named = _distinct(saga_id, meant)
             ids += [one for one in named if one != saga_id]
             reason = f"{counted} records are there, up to number {most!r}, and {next_n!r} is the next"
             damage.append(Damage(where=f"row {seq} of saga", reason=reason, saga_ids=named))
-    return Unfinished(saga_ids=tuple(ids), damage=tuple(damage))
+    return Unfinished(saga_ids=tuple(ids), damage=tuple(damage), live=frozenset(live))
 
 
 def _distinct(*names: str | None) -> tuple[str, ...]:
