@@ -502,8 +502,10 @@ def test_version() -> None:
 
 
 def test_demo_ends_with_the_code_of_its_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_saga_core.demo.acts.main", lambda: 7)
-    assert saga("demo").exit_code == 7
+    asked = []
+    monkeypatch.setattr("agent_saga_core.demo.acts.main", lambda words: asked.append(words) or 7)
+    assert saga("demo").exit_code == saga("demo", "--json").exit_code == 7
+    assert asked == [[], ["--json"]]
 
 
 def test_what_nobody_foresaw_is_one_line_too(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import re
 import signal
@@ -174,6 +175,20 @@ def test_what_is_printed_is_what_the_ledger_says(
 
 def _ids(ledger: dict[str, Any], customer: str) -> list[str]:
     return [made["id"] for made in (*ledger["bookings"], *ledger["charges"]) if made["customer"] == customer]
+
+
+def test_the_figures_as_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert acts.main(["--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    figures = json.loads(said.out)["customers"]
+    assert [(f["customer"], f["paid"], f["booked"], f["undone"], f["refund_attempts"]) for f in figures] == [
+        ("ada", 42000, 2, 0, [0]),
+        ("ben", 0, 0, 3, [1]),
+        ("cyd", 0, 0, 3, [1]),
+        ("dan", 0, 0, 2, []),
+    ]
+    assert [asked["now"] for asked in figures[3]["asked"]] == ["cancelled", "cancelled", "refused (410)"]
 
 
 def test_an_undo_that_only_our_log_believes_in_fails_the_demo(

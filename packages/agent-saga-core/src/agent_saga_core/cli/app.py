@@ -104,11 +104,11 @@ app.add_typer(log_verbs, name="log")
 
 
 @app.command("demo")
-def demo_verb() -> int:
+def demo_verb(as_json: AsJson = False) -> int:
     """Play the three acts: book and pay; fail and undo; die, and be finished by another process."""
     from agent_saga_core.demo.acts import main as acts
 
-    return acts()
+    return acts(["--json"] if as_json else [])
 
 
 @app.command("version")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -43,6 +46,13 @@ _LOOKS: dict[str, Style] = {
     "forbidden": "green",
 }
 _ORDER = ("1st", "2nd", "3rd")
+_RUNS = {
+    "ada": "no saga",
+    "ben": "saga",
+    "cyd": "killed after the charge, recovered",
+    "dan": "killed before the charge, recovered",
+}
+"""The customers, and how the agent of each ran."""
 
 
 class Untrue(Exception):
@@ -220,23 +230,33 @@ class Play:
 
     def _close(self) -> None:
         self._screen.act("What it came to")
-        runs = {
-            "ada": "no saga",
-            "ben": "saga",
-            "cyd": "killed after the charge, recovered",
-            "dan": "killed before the charge, recovered",
-        }
         rows: list[Sequence[Cell | str]] = []
-        for account in self._accounts(*runs):
+        for account in self._accounts(*_RUNS):
             look: Style = "yellow" if account.paid or account.booked else "green"
-            refunds = [a.undo_requests for a in account.landed if a.what.startswith("charge")]
             rows.append((
-                account.customer.capitalize(), runs[account.customer], Cell(money(account.paid), look),
+                account.customer.capitalize(), _RUNS[account.customer], Cell(money(account.paid), look),
                 Cell(str(account.booked), look), str(len(account.undone)),
-                ", ".join(map(str, refunds)) or "never charged",
+                ", ".join(map(str, _refunds(account))) or "never charged",
             ))  # fmt: skip
         heads = ("", "how it ran", "paid", "booked", "undone", "refund attempts")
         self._screen.table(heads, rows)
+
+    def figures(self) -> dict[str, Any]:
+        """What it came to, as plain data: the ledger's word on each customer."""
+        return {
+            "customers": [
+                {
+                    "customer": account.customer,
+                    "how": _RUNS[account.customer],
+                    "paid": account.paid,
+                    "booked": account.booked,
+                    "undone": len(account.undone),
+                    "refund_attempts": _refunds(account),
+                    "asked": [asdict(asked) for asked in account.asked],
+                }
+                for account in self._accounts(*_RUNS)
+            ]
+        }
 
     # -- processes ---------------------------------------------------------------------------------------
 
@@ -277,6 +297,11 @@ def _nothing_left(account: Account) -> None:
     _claim(account.paid == 0 and account.booked == 0, f"nothing {whose} is left")
     _claim(len(account.landed) == len(account.undone), f"every effect {whose} is undone")
     _claim(set(account.undo_requests) == {1}, f"each effect {whose} is asked to be undone once")
+
+
+def _refunds(account: Account) -> list[int]:
+    """How often the refund of each charge was asked for."""
+    return [asked.undo_requests for asked in account.landed if asked.what.startswith("charge")]
 
 
 def _now(asked: Asked) -> Cell:
@@ -324,13 +349,15 @@ def _tidy_after_sigterm() -> Generator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Perform the demo on stdout.
+    """Perform the demo on stdout; with `--json`, print what it came to as one JSON document instead of the story.
 
     Returns:
         0 if the ledger showed everything that was claimed, else 1, with what was untrue on stderr.
     """
-    argparse.ArgumentParser(prog="agent-saga demo", description=__doc__).parse_args(argv or [])
-    screen = Screen(sys.stdout)
+    parser = argparse.ArgumentParser(prog="agent-saga demo", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print what it came to as one JSON document")
+    as_json: bool = parser.parse_args(argv or []).json
+    screen = Screen(io.StringIO() if as_json else sys.stdout)
     started = time.monotonic()
     try:
         with (
@@ -339,7 +366,10 @@ def main(argv: list[str] | None = None) -> int:
             Service.start(Path(directory) / "ledger.db", ready_timeout=BOUND) as service,
             _environment(service),
         ):
-            Play(service, Path(directory), screen).perform()
+            play = Play(service, Path(directory), screen)
+            play.perform()
+            if as_json:
+                print(json.dumps(play.figures(), indent=2))
     except Untrue as untrue:
         print(f"agent-saga demo: the ledger does not show that {untrue}", file=sys.stderr)
         return 1
