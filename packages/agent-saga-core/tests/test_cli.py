@@ -494,6 +494,12 @@ def test_usage_errors_are_one_line(words: tuple[str, ...]) -> None:
     assert result.exit_code == 2 and "--help" in one_line(result)
 
 
+def test_what_is_not_utf8_is_nothing_that_a_log_could_hold(world: Path) -> None:
+    for words in (("show", "order-\udcff"), ("recover", "--saga", "\udcff"), ("list", "--log", "file:\udcff")):
+        result = saga(*words)
+        assert result.exit_code == 2 and "is not UTF-8" in one_line(result)
+
+
 def test_version() -> None:
     shown = json.loads(saga("version", "--json").stdout)
     line = saga("version").stdout

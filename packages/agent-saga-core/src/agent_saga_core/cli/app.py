@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 
 from agent_saga_core.cli.compacting import compact_verb
 from agent_saga_core.cli.covering import coverage_verb
-from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, code_of, complain, line_of
+from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, Complaint, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
 from agent_saga_core.cli.preparing import log_verbs
 from agent_saga_core.cli.reading import list_verb, show_verb, verify_verb
@@ -41,6 +42,7 @@ class Verbs(TyperGroup):
     def _code(self, *args: Any, **extra: Any) -> int:
         _choices.traceback = False
         try:
+            _refuse_odd((args[0] if args else extra.get("args")) or sys.argv[1:])
             code = super().main(*args, standalone_mode=False, **extra)
             return code if isinstance(code, int) else DONE
         except (KeyboardInterrupt, typer.Abort):
@@ -55,6 +57,15 @@ class Verbs(TyperGroup):
                 traceback.print_exception(error)
             complain(line_of(error))
             return code_of(error)
+
+
+def _refuse_odd(words: Iterable[str]) -> None:
+    """Bytes that are no UTF-8 come as lone surrogates, which no store, address or document can hold."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise Complaint(f"'{plain(word)}' is not UTF-8") from None
 
 
 class _Choices:
