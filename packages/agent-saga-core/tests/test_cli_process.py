@@ -222,7 +222,7 @@ def test_the_daemon_finishes_what_is_in_hand(directory: Path, start: Start) -> N
     assert sorted(status(directory, saga_id) for saga_id in ("first", "second")) == ["ROLLED_BACK", "RUNNING"]
 
 
-def test_what_needs_attention_is_told_once_and_not_retried_and_others_wait_for_what_failed(directory: Path, start: Start) -> None:
+def test_what_needs_attention_is_told_once_and_others_wait_for_what_failed(directory: Path, start: Start) -> None:
     (directory / "down").touch()
     die(directory, "charge=stuck")
     daemon = start(*WATCH)

@@ -164,7 +164,7 @@ def test_damage_is_the_answer_of_its_saga_alone(url: str, opened: Open) -> None:
 
 
 def test_a_claim_whose_answer_was_lost_is_given_back(url: str, opened: Open, proxy: Proxy) -> None:
-    """Committed, and the answer lost: asked again it is no more to be had. It must not stay owned by nobody's thread."""
+    """Committed, and the answer lost: asked again it is no more to be had. It must not stay owned for nobody."""
     dead(url, "s", "t")
     log = PostgresLog(proxy.address(url))
     try:
