@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,9 @@ class Worker:
         return int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        """Send a signal; nothing happens to a process that has just ended by itself."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -141,11 +144,11 @@ class Worker:
         return self._stderr.read().decode(errors="replace")
 
     def close(self) -> None:
+        """End it if it lives, and forget it; harmless twice."""
+        if self._stderr.closed:
+            return
         if self._status is None:
-            try:
-                self.signal(signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            self.signal(signal.SIGKILL)
             self.ends()
         os.close(self._read)
         os.close(self._write)

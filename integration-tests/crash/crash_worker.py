@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
+from crash_steal import steal_from_each_other, stealable
 from crash_stores import opened_by
 
 from agent_saga_core import (
@@ -85,6 +86,8 @@ class Points:
 
     def __call__(self, name: str) -> None:
         self.trace.append(name)
+        if name in OPTIONS.get("tell", ()):
+            say(came_by=name)
         if OPTIONS.get("die_at") in (len(self.trace), name):
             os.kill(os.getpid(), OPTIONS.get("die_of", signal.SIGKILL))
 
@@ -432,6 +435,15 @@ def job_storm() -> None:
             pass
     log.close()
     say(done=True)
+
+
+def job_steal() -> None:
+    """Take sagas from other processes that do the same; say how often that went which way."""
+    log, steal = stealable(OPTIONS["log"], os.getpid())
+    say(at="ready")
+    heed()
+    say(**steal_from_each_other(log, steal, OPTIONS["who"], OPTIONS["seed"], OPTIONS["sagas"], OPTIONS["steals"]))
+    log.close()
 
 
 def job_contend() -> None:
