@@ -179,6 +179,37 @@ def test_inverse_of_pairs_by_name(log):
         inverse_of(book)(unbook)
 
 
+def test_an_inverse_that_is_registered_after_it_was_declared_is_found_by_name(log):
+    """Whatever the order of the two decorators, another process can finish it."""
+
+    def book(room: str) -> dict:
+        return {"id": 7}
+
+    @compensator("unbook")
+    @inverse_of(book)
+    def unbook(room: str) -> None: ...
+
+    def cancel(room: str) -> None: ...
+
+    early = undo(cancel, room="args.room")
+    compensator("cancel")(cancel)
+    for tool in (
+        saga_tool(semantics=C, name="book")(book),
+        saga_tool(semantics=C, compensate=early, name="stay")(book),
+    ):
+        with saga_scope(log=log) as saga:
+            tool("r1")
+        handler = {"book": "unbook", "stay": "cancel"}[saga.steps[0].tool]
+        assert log.read(saga.id)[1].data["undo"]["handler"] == handler
+
+    def leave(token: str) -> None: ...
+
+    secret = undo(leave, token="args.token")
+    compensator("leave")(leave)
+    with pytest.raises(DeclarationError, match="credential"):
+        _declared(compensate=secret)
+
+
 def test_inverse_of_needs_every_argument(log):
     def book(room: str) -> dict:
         return {"id": 7}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
@@ -459,7 +459,7 @@ def _inverse(tool: str, semantics: ActionSemantics, compensate: Inverse) -> tupl
             f"{tool!r} is IRREVERSIBLE and has an inverse. Declare it COMPENSABLE, or leave compensate= out."
         )
     if isinstance(compensate, Undo):
-        return compensate, None
+        return _named(tool, compensate), None
     if callable(compensate):
         _takes_two(compensate)
         return None, compensate
@@ -467,6 +467,18 @@ def _inverse(tool: str, semantics: ActionSemantics, compensate: Inverse) -> tupl
         f"{tool!r}: compensate= got a {type(compensate).__name__}. "
         'Write undo(refund, charge_id="result.id") or a function result -> Compensation.'
     )
+
+
+def _named(tool: str, undo: Undo) -> Undo:
+    """The inverse under its compensator's name, if that was registered only after the inverse was declared.
+
+    As in `@compensator("...")` above `@inverse_of(...)`: else it would live and die with this process, unasked.
+    """
+    entry = registry.compensator_of(undo.fn) if undo.fn is not None else None
+    if entry is None:
+        return undo
+    _refuse_secrets(f"{tool!r}: compensate=", undo.paths, undo.literals)
+    return replace(undo, handler=entry.name, fn=None)
 
 
 def _awaited(hint: Any) -> Any:
