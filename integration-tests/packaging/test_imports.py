@@ -31,7 +31,7 @@ ONLY: dict[str, set[str]] = {
     "views": {"errors", "records", "state"},
 }
 THIRD_PARTY: dict[str, set[str]] = {
-    "cli": {"typer", "rich"},
+    "cli": {"typer", "rich", "prometheus_client"},
     "log": {"psycopg", "psycopg_pool"},
     "testing": {"pytest", "hypothesis"},
     "agent_saga_core_pytest": {"pytest"},
