@@ -202,6 +202,21 @@ class GroupCommitLog(ABC, Generic[B]):
         """See `Log.clock`."""
         return self._clock
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the parent of this forked process."""
+        return self._closed is not None
+
+    @property
+    def poisoned(self) -> BaseException | None:
+        """Why it takes no more records; None if it does. Opening it again may help."""
+        return self._broken
+
+    @property
+    def owns_any(self) -> bool:
+        """Whether some saga is owned through it, or is being given up."""
+        return bool(self._owned or self._leaving)
+
     def owned(self, saga_id: str) -> bool:
         """See `Log.owned`."""
         return saga_id in self._owned
