@@ -22,7 +22,7 @@ from llama_index.core.workflow import (
     Workflow,
     step,
 )
-from llamaindex_fakes import BY_RESULT, Till, agent, bounded, react, reasoning, saying
+from llamaindex_fakes import BY_RESULT, Till, agent, bounded, model, react, reasoning, saying
 
 from agent_saga_core import (
     BoundaryRequired,
@@ -37,7 +37,7 @@ from agent_saga_core import (
     saga_scope,
     saga_tool,
 )
-from agent_saga_llamaindex import SuspendedRun, asaga_run, asaga_stream, sites, wrap_tool
+from agent_saga_llamaindex import SuspendedRun, asaga_run, asaga_stream, dump_state, sites, wrap_tool
 from agent_saga_llamaindex import inside as internals
 
 YES = HumanResponseEvent(response="yes")
@@ -177,8 +177,55 @@ async def test_the_identity_of_a_models_call_is_its_work(till: Till, log: Memory
     await asaga_run(agent([tool_of(till)], saying(call("charge", amount=1))), "go", saga_id="s", log=log)
     ((kind, _, adapter, scope, tool),) = identities(log)
     assert (kind, adapter, tool) == ("body", "llamaindex", "charge")
-    label, name, item = scope.split("/")
-    assert (label, name) == ("1", "call_tool") and item.startswith("work_item_")
+    label, name, work = scope.split("/")
+    digest, _, number = work.partition(".")
+    assert (label, name, number) == ("1", "call_tool", "1") and len(digest) == 16
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@bounded
+async def test_calls_of_one_message_are_met_again_whatever_ends_first(
+    till: Till, log: MemoryLog, is_async: bool
+) -> None:
+    """Calls that give their records end at once, and LlamaIndex then numbers what comes behind them otherwise."""
+    for _ in range(2):
+        message = [(f"call_{n}", "charge", {"amount": amount}) for n, amount in enumerate((1, 2, 1))]
+        heard: list[list[str]] = []
+        left = iter([message, call("charge", amount=2)])
+
+        def answer(told: list[str], left: Any = left, heard: Any = heard) -> Any:
+            heard.append(told)
+            return next(left, "done")
+
+        assert str(await asaga_run(agent([tool_of(till, is_async)], model(answer)), "go", saga_id="s", log=log))
+        assert sorted(till.charged) == [1, 1, 2, 2] and len(read_saga(log, "s").steps) == 4
+        assert heard[-1] == [str({"amount": amount}) for amount in (1, 2, 1, 2)]
+
+
+@bounded
+async def test_a_call_behind_a_wait_is_not_taken_for_an_equal_one_before(till: Till, log: MemoryLog) -> None:
+    """Nor is the second of two equal calls that wait taken for the first."""
+
+    async def confirm(ctx: Context, question: str) -> str:
+        """Ask a person."""
+        answer = await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(prefix=question))
+        return str(answer.response)
+
+    tools = [tool_of(till), wrap_tool(FunctionTool.from_defaults(confirm), semantics="READ_ONLY")]
+    charging, asks = call("charge", amount=1), call("confirm", question="more?")
+
+    async def goes_on(state: Any, answer: str, *turns: Any) -> Any:
+        """Run on as another process would, which knows nothing but the state."""
+        stored = json.loads(json.dumps(dump_state(state)))
+        return await asaga_run(agent(tools, saying(*turns)), stored, HumanResponseEvent(response=answer), log=log)
+
+    first = await asaga_run(agent(tools, saying(charging, asks)), "go", saga_id="s", log=log)
+    second = await goes_on(first, "yes", charging, asks)
+    assert till.charged == [1, 1]
+    assert str(await goes_on(second, "no", charging)) == "done" and till.charged == [1, 1, 1]
+    assert str(await goes_on(first, "yes", charging, asks, charging)) == "done" and till.charged == [1, 1, 1]
+    tools_called = [step.tool for step in read_saga(log, "s").steps]
+    assert tools_called == ["charge", "confirm", "charge", "confirm", "charge"]
 
 
 class ThreeTimes(FunctionAgent):

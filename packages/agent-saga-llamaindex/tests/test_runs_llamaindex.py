@@ -496,6 +496,9 @@ async def test_what_does_not_fit_a_suspended_run_is_refused(till: Till, log: Mem
     for args, kwargs in (((), {}), (("yes",), {}), ((YES,), {"saga_id": "t"}), ((YES,), {"user_msg": "go"})):
         with pytest.raises(DeclarationError):
             await asaga_run(running, waiting, *args, log=log, **kwargs)
+    part = {name: value for name, value in dump_state(waiting).items() if name != "works"}
+    with pytest.raises(DeclarationError, match="works"):
+        await asaga_run(running, part, YES, log=log)
     with pytest.raises(ValueError, match="on_wait"):
         await asaga_run(running, waiting, YES, log=log, on_wait="stay")  # type: ignore[arg-type]
     assert status(log) is SagaStatus.SUSPENDED, "nothing was touched"

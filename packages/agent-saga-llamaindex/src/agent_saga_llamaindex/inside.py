@@ -10,7 +10,7 @@ from typing import Any
 
 from workflows import Context
 
-__all__ = ["INTERRUPTS", "UNTOLD", "names_work", "run_here", "step_here"]
+__all__ = ["INTERRUPTS", "UNTOLD", "calls_a_tool", "names_work", "run_here", "step_here"]
 
 UNTOLD = (
     "these workflows do not tell what their steps work on. "
@@ -33,6 +33,12 @@ def step_here() -> Any:
     """What the workflow knows of the step that is running here: `event`, `state.step_name`; None outside of one."""
     variable = _found("StepWorkerStateContextVar")
     return variable.get(None) if variable is not None else None
+
+
+def calls_a_tool(step: Any) -> bool:
+    """Whether an agent makes one call for its model in this step."""
+    kind: Any = type(step.event)
+    return kind.__name__ == "ToolCall" and kind.__module__.startswith("llama_index.core.agent.")
 
 
 def run_here() -> str | None:

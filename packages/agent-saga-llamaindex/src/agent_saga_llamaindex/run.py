@@ -22,7 +22,7 @@ from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import RunOptions, covered, run_blocking
 from agent_saga_llamaindex.inside import UNTOLD, names_work
 from agent_saga_llamaindex.sited import WorkflowFrame
-from agent_saga_llamaindex.sites import HERE, RunScope, label_for
+from agent_saga_llamaindex.sites import HERE, RunScope, book_of, label_for
 from agent_saga_llamaindex.suspended import SuspendedRun, state_of
 from agent_saga_llamaindex.walk import runners_in
 
@@ -202,6 +202,7 @@ class Run:
             if self.state is None:
                 handler = self.workflow.run(*self.args, **self.kwargs)
             else:
+                book_of(saga).recall(label, self.state["works"])
                 handler = self.workflow.run(ctx=Context.from_dict(self.workflow, dict(self.state["context"])))
         finally:
             HERE.reset(before)
@@ -283,8 +284,10 @@ class Run:
                 "while that call is under way. Ask in the outer run, or answer through on_wait='wait'.",
                 saga_id=saga.id,
             )
+        label = self.running.label
+        works = book_of(saga).works(label)
         await saga.asuspend("the run waits for an answer", deadline=deadline)
-        suspended = SuspendedRun(saga_id=saga.id, run=self.running.label, context=context, waiting=tuple(self.asked))
+        suspended = SuspendedRun(saga_id=saga.id, run=label, context=context, works=works, waiting=tuple(self.asked))
         await self.stop()
         return suspended
 

@@ -28,7 +28,7 @@ class WorkflowFrame:
         self, saga: Saga, spec: StepSpec, args: Mapping[str, Any], site: CallSite | None, *, named: bool
     ) -> tuple[StepSpec, CallSite | None, Callable[..., Any] | None]:
         if site is None and not named:
-            site = site_of(saga, spec.tool)
+            site = site_of(saga, spec, args)
         if INTERRUPTS and not spec.interrupts:
             spec = dataclasses.replace(spec, interrupts=INTERRUPTS)
         return spec, site, None

@@ -4,6 +4,10 @@ A workflow runs a step again from its top when an event that the step waited for
 and in another process, after the run's context was restored there. What names the step's work through all of that is
 its work item, which LlamaIndex numbers within a run and stores with the context. So a call's site is the run's label in
 the saga, the step, and the work item; and one execution of the step is the body within which calls are counted.
+
+The numbers depend on what happens to be finished first where steps run at the same time, as an agent's calls for one
+message do. A run that is made again from its top would not find such calls again. So the work item of an agent's call
+is named by that call, and by which of the equal ones of its run it is; a suspended run takes these names along.
 """
 
 from __future__ import annotations
@@ -11,21 +15,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
 from workflows.handler import WorkflowHandler
 
-from agent_saga_core import current_step
+from agent_saga_core import current_step, values
+from agent_saga_core.declare import StepSpec
 from agent_saga_core.errors import BoundaryRequired
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import CallSite, Same, refused_too_often
 from agent_saga_llamaindex.adapter import NAME
-from agent_saga_llamaindex.inside import UNTOLD, run_here, step_here
+from agent_saga_llamaindex.inside import UNTOLD, calls_a_tool, run_here, step_here
 
-__all__ = ["HERE", "RunScope", "label_for", "site_of"]
+__all__ = ["HERE", "RunScope", "book_of", "label_for", "site_of"]
 
 
 class Book:
@@ -35,6 +40,7 @@ class Book:
         self._lock = threading.Lock()
         self._counts: dict[Hashable, int] = {}
         self._labels: dict[str, str] = {}
+        self._works: dict[str, dict[str, str]] = {}
 
     def next(self, *key: Hashable) -> int:
         """Count, from 1."""
@@ -49,6 +55,28 @@ class Book:
                 number = self._counts[base, body] = self._counts.get((base, body), 0) + 1
                 self._labels[run_id] = f"{base}.{number}"
             return self._labels[run_id]
+
+    def work(self, label: str, item: str, call: str) -> str:
+        """What the work item of an agent's call is called: the call, and its place among the equal ones of its run."""
+        with self._lock:
+            known = self._works.setdefault(label, {})
+            if item not in known:
+                number = self._counts[label, call] = self._counts.get((label, call), 0) + 1
+                known[item] = f"{call}.{number}"
+            return known[item]
+
+    def works(self, label: str) -> dict[str, str]:
+        """What the work items of a run are called, for whoever goes on with it elsewhere."""
+        with self._lock:
+            return dict(self._works.get(label, {}))
+
+    def recall(self, label: str, works: Mapping[str, str]) -> None:
+        """Go on from what the work items of a run were called elsewhere."""
+        with self._lock:
+            self._works.setdefault(label, {}).update(works)
+            for name in works.values():
+                call, _, number = name.rpartition(".")
+                self._counts[label, call] = max(self._counts.get((label, call), 0), int(number))
 
 
 class RunScope:
@@ -107,11 +135,16 @@ def label_for(saga: Saga) -> str:
     return str(book.next("run"))
 
 
-def site_of(saga: Saga, tool: str) -> CallSite | None:
-    """Where a call of a tool is made: None outside of a workflow's steps.
+def site_of(saga: Saga, spec: StepSpec, args: Mapping[str, Any]) -> CallSite | None:
+    """Where a call is made: None outside of a workflow's steps.
 
     Counted, too, in the step in which an agent calls a tool for its model: a class of the user's may call it again
     there. The model's id of the call is not used: a ReAct agent draws a new one whenever it reads the same text.
+
+    Args:
+        saga: The scope that it is made in.
+        spec: The declaration of the tool.
+        args: The arguments by name.
 
     Raises:
         BoundaryRequired: Which run, or which of its work, makes the call cannot be told.
@@ -119,8 +152,21 @@ def site_of(saga: Saga, tool: str) -> CallSite | None:
     step = step_here()
     if step is None:
         return None
-    scope = f"{_label_here(saga, book_of(saga), tool)}/{_work(step, tool)}"
-    return CallSite(NAME, scope, body=Same(step))
+    book = book_of(saga)
+    label, work = _label_here(saga, book, spec.tool), _work(step, spec.tool)
+    if calls_a_tool(step):
+        work = book.work(label, work, f"{step.state.step_name}/{_spelled(spec, args)}")
+    return CallSite(NAME, f"{label}/{work}", body=Same(step))
+
+
+def _spelled(spec: StepSpec, args: Mapping[str, Any]) -> str:
+    """The same for equal calls, secrets aside."""
+    try:
+        told = values.encode_args({name: args[name] for name in args if name != "idempotency_key"}, spec.hints).data
+    except values.Unstorable:  # the step is refused for its arguments
+        told = None
+    digest = values.fingerprint(spec.tool, told).rpartition(":")[2]
+    return digest[:16]
 
 
 def _label_here(saga: Saga, book: Book, tool: str) -> str:

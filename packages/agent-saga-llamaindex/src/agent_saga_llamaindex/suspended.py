@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from workflows.events import Event
 
+from agent_saga_core.errors import DeclarationError
+
 __all__ = ["SuspendedRun", "dump_state", "state_of"]
 
-_MEMBERS = ("saga_id", "run", "context")
+_MEMBERS = ("saga_id", "run", "context", "works")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +26,14 @@ class SuspendedRun:
         saga_id: The saga that waits.
         run: What the run is called in it.
         context: The run's context, as `Context.to_dict` gives it: plain data, if everything in it is.
+        works: What the calls of its agents are called in the saga, by the work items in the context.
         waiting: The `InputRequiredEvent`s that the run has published here.
     """
 
     saga_id: str
     run: str
     context: dict[str, Any]
+    works: dict[str, str] = field(default_factory=dict[str, str])
     waiting: tuple[Event, ...] = ()
 
 
@@ -42,11 +46,18 @@ def dump_state(suspended: SuspendedRun) -> dict[str, Any]:
 
 
 def state_of(given: object) -> Mapping[str, Any] | None:
-    """What a run is to go on from; None if it is an input of another kind."""
+    """What a run is to go on from; None if it is an input of another kind.
+
+    Raises:
+        DeclarationError: It is a suspended run, and not whole: what it has done could be taken for what it is to do.
+    """
     if isinstance(given, SuspendedRun):
         return dump_state(given)
     if isinstance(given, Mapping):
         state = cast("Mapping[str, Any]", given)
-        if all(name in state for name in _MEMBERS):
+        missing = [name for name in _MEMBERS if name not in state]
+        if not missing:
             return state
+        if missing == ["works"]:
+            raise DeclarationError("This suspended run lacks 'works'. Pass it on whole, as dump_state made it.")
     return None

@@ -155,7 +155,7 @@ def _sync_step(runner: ToolRunner, fn: Callable[..., Any], hidden: frozenset[str
         bound = made.bind(args, kwargs) if saga is not None else None
         if saga is None or bound is None:
             return fn(*args, **made.outside(args, kwargs))
-        return runner.run(bound[0], bound[1], site=site_of(saga, runner.spec.tool))
+        return runner.run(bound[0], bound[1], site=site_of(saga, runner.spec, bound[0]))
 
     return _marked(run, runner)
 
@@ -171,7 +171,7 @@ def _async_step(
         bound = made.bind(args, kwargs) if saga is not None else None
         if saga is None or bound is None:
             return await fn(*args, **made.outside(args, kwargs))
-        return await runner.arun(bound[0], bound[1], site=site_of(saga, runner.spec.tool))
+        return await runner.arun(bound[0], bound[1], site=site_of(saga, runner.spec, bound[0]))
 
     return _marked(run, runner)
 
@@ -261,7 +261,8 @@ def _sync_method(runner: ToolRunner, method: Callable[..., Any]) -> Callable[...
             with _being(runner):
                 return method(self, *args, **kwargs)
 
-        return runner.run(_named(self, args, kwargs), invoke, site=site_of(saga, runner.spec.tool))
+        named = _named(self, args, kwargs)
+        return runner.run(named, invoke, site=site_of(saga, runner.spec, named))
 
     return run
 
@@ -277,7 +278,8 @@ def _async_method(runner: ToolRunner, method: Callable[..., Awaitable[Any]]) -> 
             with _being(runner):
                 return await method(self, *args, **kwargs)
 
-        return await runner.arun(_named(self, args, kwargs), invoke, site=site_of(saga, runner.spec.tool))
+        named = _named(self, args, kwargs)
+        return await runner.arun(named, invoke, site=site_of(saga, runner.spec, named))
 
     return run
 
