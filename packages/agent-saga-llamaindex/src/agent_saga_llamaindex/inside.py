@@ -6,7 +6,7 @@ Where one of them is gone, calls are refused: a step that is run again could not
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from workflows import Context
 
@@ -37,7 +37,7 @@ def step_here() -> Any:
 
 def calls_a_tool(step: Any) -> bool:
     """Whether an agent makes one call for its model in this step."""
-    kind: Any = type(step.event)
+    kind = cast("type[Any]", type(step.event))
     return kind.__name__ == "ToolCall" and kind.__module__.startswith("llama_index.core.agent.")
 
 
