@@ -43,7 +43,7 @@ def test_the_golden_log_of_version_1_is_read(directory: Path) -> None:
         (5, 4, "ROLLING_BACK"),
         (6, 4, "COMPENSATING"),
     ]
-    assert [record.n for record in log.read(ODD)] == [1]
+    assert [record.n for record in log.read(ODD)] == [1, 2]  # the second is of a type that nobody knows yet
     assert [record.type for record in log.read("order-3")] == ["START"]
     unfinished = log.unfinished()
     assert unfinished.saga_ids == ("order-2", ODD, "order-3")

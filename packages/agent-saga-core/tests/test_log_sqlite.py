@@ -40,7 +40,27 @@ def fast(tmp_path: Path) -> Iterator[Path]:
 class TestSqliteLog(LogConformance):
     @pytest.fixture
     def open_log_again(self, tmp_path):
-        return lambda: SqliteLog(tmp_path / "log.db")
+        self.kind = SqliteLog
+        return lambda: self.kind(tmp_path / "log.db")
+
+    @pytest.fixture
+    def end_leases(self):
+        def end_leases() -> None:
+            self.kind = Lawless  # a process that lives keeps its locks: were they to fail, the numbers still fence
+
+        return end_leases
+
+    @pytest.fixture
+    def spoil(self, tmp_path):
+        def spoil(saga_id: str, n: int) -> None:
+            raw = sqlite3.connect(tmp_path / "log.db", isolation_level=None)
+            found = "FROM record WHERE n = ? AND saga = (SELECT seq FROM saga WHERE id = ?)"
+            ((body,),) = raw.execute(f"SELECT body {found}", (n, saga_id)).fetchall()
+            spoiled = body[:-20] + bytes([body[-20] ^ 1]) + body[-19:]
+            raw.execute(f"UPDATE record SET body = ? {found[12:]}", (spoiled, n, saga_id))
+            raw.close()
+
+        return spoil
 
 
 def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, time: float = 1000.0, **data: object) -> Record:

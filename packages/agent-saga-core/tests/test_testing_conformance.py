@@ -26,6 +26,17 @@ class TestFileLog(LogConformance):
     def open_log_again(self, tmp_path):
         return lambda: FileLog(tmp_path / "log")
 
+    @pytest.fixture
+    def spoil(self, tmp_path):
+        def spoil(saga_id, n):
+            (segment,) = (tmp_path / "log").glob("w-*/*.jsonl")
+            lines = segment.read_bytes().splitlines(keepends=True)
+            (at,) = (i for i, line in enumerate(lines) if f'"saga":"{saga_id}","n":{n},'.encode() in line)
+            lines[at] = lines[at][:-20] + bytes([lines[at][-20] ^ 1]) + lines[at][-19:]
+            segment.write_bytes(b"".join(lines))
+
+        return spoil
+
 
 class TestFaultyLogWithoutFaults(LogConformance):
     """The wrapper adds nothing when nothing is planned."""

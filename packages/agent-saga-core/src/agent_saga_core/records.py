@@ -36,7 +36,6 @@ __all__ = [
     "encode",
     "finish_line",
     "header_fits",
-    "known",
     "record_of",
 ]
 
@@ -269,11 +268,6 @@ def digest_fits(line: re.Match[bytes]) -> bool:
 def critical_unknown(kind: str, optional: bool) -> bool:
     """Whether a record of this type makes its saga unreadable for this version."""
     return kind in _RESERVED or (kind not in _KNOWN and not optional)
-
-
-def known(kind: str) -> bool:
-    """Whether this version knows what a record of this type says."""
-    return kind in _KNOWN
 
 
 _RESERVED: Final = frozenset({RecordType.PREPARED, RecordType.JOIN, RecordType.COMMITTING})

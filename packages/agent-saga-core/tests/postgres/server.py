@@ -86,6 +86,7 @@ class Proxy:
         self._away = self._stay_away = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.lost = threading.Event()
+        self._refused = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -101,11 +102,18 @@ class Proxy:
         self._stay_away = and_stay_away
         self._marker = marker
 
-    def go_away(self) -> None:
-        """Cut every connection, and take no other."""
-        self._away = True
-        for pair in self._pairs:
+    def cut(self) -> None:
+        """Cut every connection, whatever is on its way there and back; others are taken."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
             _cut(pair)
+
+    def go_away(self) -> threading.Event:
+        """Cut every connection, and take no other; set as soon as one was refused."""
+        self._refused = threading.Event()
+        self._away = True
+        self.cut()
+        return self._refused
 
     def come_back(self) -> None:
         """Take connections again."""
@@ -124,8 +132,13 @@ class Proxy:
                 return
             if self._away:
                 client.close()
+                self._refused.set()
                 continue
-            pair = client, self._connect()
+            try:
+                pair = client, self._connect()
+            except OSError:  # the server is down
+                client.close()
+                continue
             self._pairs.append(pair)
             doomed = threading.Event()
             threading.Thread(target=self._requests, args=(pair, doomed), daemon=True).start()
@@ -136,7 +149,11 @@ class Proxy:
         if not host.startswith("/"):
             return socket.create_connection((host, int(port)))
         made = socket.socket(socket.AF_UNIX)
-        made.connect(f"{host}/.s.PGSQL.{port}")
+        try:
+            made.connect(f"{host}/.s.PGSQL.{port}")
+        except OSError:
+            made.close()
+            raise
         return made
 
     def _requests(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:

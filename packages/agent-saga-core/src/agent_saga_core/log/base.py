@@ -9,7 +9,7 @@ import msgspec
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.errors import LogCorrupted
-from agent_saga_core.records import FINAL, Record, critical_unknown, known
+from agent_saga_core.records import FINAL, Record, critical_unknown
 
 __all__ = [
     "KEEP_DAYS",
@@ -257,7 +257,10 @@ def history_fault(numbers: Iterable[int]) -> str | None:
 
 
 def readable_history(saga_id: str, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Order the records of one saga, leave out unknown ones where that is allowed, and refuse damaged ones.
+    """Order the records of one saga, and refuse damaged ones.
+
+    Those of an unknown type that are not critical stay: whoever folds a history counts them, or a record would seem to
+    be missing where they stand.
 
     Raises:
         LogCorrupted: A record is missing, there twice, behind a final one, or of a newer version and
@@ -279,4 +282,4 @@ def readable_history(saga_id: str, records: Iterable[Record]) -> tuple[Record, .
             f"saga {saga_id!r} is damaged: {fault}; restore the log from a copy or settle the saga by hand",
             saga_id=saga_id,
         )
-    return tuple(record for record in ordered if known(record.type))
+    return tuple(ordered)

@@ -19,11 +19,10 @@ import pytest
 from agent_saga_core.errors import Fenced, LogUnavailable, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record
+from agent_saga_core.testing.log_faults import BOUND, LogFaults, record
 
 __all__ = ["LogConformance"]
 
-BOUND = 30.0
-"""Seconds of real time after which a thread or a process that does not end has failed the test."""
 TRIES = 30_000
 """How often a busy saga is asked for before the test has failed."""
 HOSTILE: dict[str, Any] = {
@@ -50,17 +49,13 @@ IDS = (
 )
 
 
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
-    """A record for a test; plain, not folded by anyone."""
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1_700_000_000.25, data=data)
-
-
-class LogConformance:
+class LogConformance(LogFaults):
     """The suite that every store passes. Override the fixture `open_log_again`.
 
     Set `survives_process = False` for a store in this process's memory: what a killed process leaves cannot be asked
     of it, and those tests say so. Set `lease` to the seconds for which a process that died still owns its sagas; 0
-    says that they are free the moment it dies.
+    says that they are free the moment it dies. Where the store can, override `end_leases`, `spoil` and `server`, too:
+    what they do is how fencing, damage and a failing server are asked about, and what has none says so.
     """
 
     survives_process: ClassVar[bool] = True
@@ -210,13 +205,13 @@ class LogConformance:
         found = another().read(saga)
         assert [one.n for one in found] == [1, 2, 3, 4] and found[2].data == large
 
-    def test_an_optional_record_of_a_newer_version_is_left_out(self, log: Log, saga: str) -> None:
+    def test_an_optional_record_of_a_newer_version_is_no_damage(self, log: Log, saga: str) -> None:
         log.claim(saga, fresh=True)
         log.append(record(saga, 1, "START"))
         later = Record(saga=saga, n=2, epoch=1, type="LATER", time=1.0, data={}, critical=False)
         log.append(later)
         log.flush(log.append(record(saga, 3)))
-        assert [one.n for one in log.read(saga)] == [1, 3]
+        assert [one.n for one in log.read(saga)] == [1, 2, 3] and log.read(saga)[1] == later
 
     # --- owning
 
@@ -460,6 +455,64 @@ class LogConformance:
                 assert found == before[saga_id] or (saga_id not in open_ids and found == ())
         log.flush(log.append(record(ids[0], 3)))  # still owned
         assert [one.n for one in another().claim(ids[3])] == [1, 2, 3]
+
+    def test_compaction_and_retention_beside_live_writers(self, log: Log, another: Callable[[], Log]) -> None:
+        """What ended long ago goes, what ended lately and what has not ended stays, and nobody is held up."""
+        stop = threading.Event()
+        begun = threading.Semaphore(0)
+        now = log.clock.time()
+
+        def work(at: int) -> int:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                saga_id = f"{at}-{n}"
+                time_ = now if n % 3 == 1 else 1000.0
+                log.claim(saga_id, fresh=n % 2 == 0)
+                log.append(Record(saga=saga_id, n=1, epoch=1, type="START", time=time_, data={}))
+                last = "INTENT" if n % 3 == 0 else "COMMITTED"
+                log.flush(log.append(Record(saga=saga_id, n=2, epoch=1, type=last, time=time_, data={"x": "y" * 2000})))
+                log.release(saga_id)
+                begun.release()
+            return n
+
+        compactor = another()
+        forgotten = 0
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(work, at) for at in range(3)]
+            try:
+                for _ in range(6):
+                    for _ in range(12):
+                        assert begun.acquire(timeout=BOUND), "the writers do not get on"
+                    forgotten += compactor.compact(keep_days=1.0).sagas
+            finally:
+                stop.set()
+            counts = [future.result(BOUND) for future in futures]
+        for one in (log, another()):
+            found = set(one.saga_ids())
+            for at, most in enumerate(counts):
+                lately_or_open = {f"{at}-{n}" for n in range(1, most + 1) if n % 3 != 2}
+                assert lately_or_open <= found
+            assert sorted(one.unfinished().saga_ids) == sorted(
+                f"{at}-{n}" for at, most in enumerate(counts) for n in range(3, most + 1, 3)
+            )
+            assert one.verify().intact
+        assert forgotten + len(log.saga_ids()) == sum(counts)
+
+    def test_ten_thousand_unfinished_are_found_beside_as_many_that_ended(
+        self, log: Log, another: Callable[[], Log]
+    ) -> None:
+        ids = [f"saga-{at}" for at in range(20_000)]
+        ticket = 0
+        for at, saga_id in enumerate(ids):
+            log.claim(saga_id, fresh=True)
+            ticket = log.append(record(saga_id, 1, "START"))
+            if at % 2:
+                ticket = log.append(record(saga_id, 2, "COMMITTED"))
+        log.flush(ticket)
+        for one in (log, another()):
+            found = one.unfinished()
+            assert list(found.saga_ids) == ids[::2] and found.damage == ()
 
     def test_compaction_keeps_what_ended_lately(self, log: Log, saga: str) -> None:
         log.claim(saga)
