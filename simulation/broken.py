@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from agent_saga_core import Observation, recovery
+from agent_saga_core import Observation
 from agent_saga_core.declare import ActionSemantics, StepSpec
 from agent_saga_core.engine import compensate, finish, settle, unwind
 from agent_saga_core.engine import step as stepping
@@ -19,6 +19,7 @@ from agent_saga_core.engine.effects import Append, Flush
 from agent_saga_core.engine.run import Run
 from agent_saga_core.log.memory import MemoryLog
 from agent_saga_core.records import RecordType
+from agent_saga_core.recovery import job as recovery
 from agent_saga_core.state import _FOLDS, Attempt, SagaFold, SagaStatus, StepStatus
 from simulation import process as processes
 from simulation.plan import FAULTS, Call, Visitor

@@ -22,7 +22,7 @@ from agent_saga_core.engine.step import abandon, step
 from agent_saga_core.engine.unwind import release
 from agent_saga_core.log.commit import Batch
 from agent_saga_core.records import Record
-from agent_saga_core.recovery import _begin, _go_on, _Job
+from agent_saga_core.recovery.job import Job, begin, go_on
 from simulation.plan import Call, Lane, Plan, Savepoint
 from simulation.tools import Names, spec_of
 from simulation.world import Ask, Paused, Request
@@ -215,7 +215,7 @@ class Process:
         """Amounts of calls whose callers heard a cancellation when the outcome was on record."""
         self.aborted = False
         self.paused = False
-        self.job: _Job | None = None
+        self.job: Job | None = None
 
     @property
     def busy(self) -> bool:
@@ -433,18 +433,18 @@ class Process:
 
     def recover(self, *, asked: bool) -> None:
         """Do what `recover(log, saga_id=..., retry=asked)` does."""
-        self.job = _Job(self.log, SAGA, asked=asked)
+        self.job = Job(self.log, SAGA, asked=asked)
         self.run = self.job.run
         self.spawn("recover", self.run, self._recover(self.job), "recover")
 
-    def _recover(self, job: _Job) -> Script:
-        flow: Callable[[], Flow[None]] = partial(_begin, job, dry_run=False)
+    def _recover(self, job: Job) -> Script:
+        flow: Callable[[], Flow[None]] = partial(begin, job, dry_run=False)
         while True:
             answer = yield from closable(flow())
             if not isinstance(answer, Stopped) and job.verdict is None:
                 assert job.wake is not None
                 answer = yield Sleep(max(0.0, job.wake - self.clock.monotonic()))
-                flow = partial(_go_on, job)
+                flow = partial(go_on, job)
                 if not isinstance(answer, Stopped):
                     continue
             break

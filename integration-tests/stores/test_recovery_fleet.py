@@ -328,6 +328,7 @@ def test_a_daemon_touches_nothing_of_a_healthy_process_of_the_same_app_on_the_sa
     assert all(saga != "healthy" for _, saga, *_ in place.undone())
 
 
+@pytest.mark.promise("recover-anywhere", "one-owner")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @on_every_store
 def test_a_daemon_that_is_asked_to_end_finishes_what_is_in_hand_and_hands_back_what_waits(
@@ -358,6 +359,7 @@ def test_a_daemon_that_is_asked_to_end_finishes_what_is_in_hand_and_hands_back_w
     assert [(saga, step) for _, saga, step, _ in place.undone()] == [("marker", 1), ("in-hand", 2), ("in-hand", 1)]
 
 
+@pytest.mark.promise("recover-anywhere")
 @on_every_store
 def test_what_failed_for_one_recoverer_makes_the_next_one_wait(place: Place) -> None:
     """Nothing but the log tells the second daemon, and what it lists as dead letters is the one saga that tried."""

@@ -35,7 +35,7 @@ from agent_saga_core.engine.run import Options, Run
 from agent_saga_core.engine.step import step
 from agent_saga_core.engine.unwind import release
 from agent_saga_core.log.memory import MemoryStore
-from agent_saga_core.recovery import _begin, _go_on, _Job
+from agent_saga_core.recovery.job import Job, begin, go_on
 from agent_saga_core.registry import isolated_registry
 from agent_saga_core.state import fold
 from agent_saga_core.testing import ManualClock
@@ -315,13 +315,13 @@ def test_a_recovery_that_dies_at_every_effect_is_finished_by_the_next(how):
                     break
                 second = _Process(store, world)
                 driver = _Until(second, j, how)
-                job = _Job(second.log, "s", asked=False)
+                job = Job(second.log, "s", asked=False)
                 second.run = job.run
                 try:
-                    driver(_begin(job, dry_run=False), job.run)
+                    driver(begin(job, dry_run=False), job.run)
                     while job.verdict is None:
                         job.run.clock.wait(threading.Event(), max(0.0, job.wake - job.run.clock.monotonic()))
-                        driver(_go_on(job), job.run)
+                        driver(go_on(job), job.run)
                     died = False
                 except Died:
                     died = True

@@ -19,6 +19,7 @@ from agent_saga_core import (
     MemoryLog,
     SagaBusy,
     SagaStatus,
+    arecover,
     compensator,
     list_sagas,
     read_saga,
@@ -84,8 +85,8 @@ def process(store: MemoryStore, *, ahead: float = 0.0, at: float = 0.0) -> Memor
     return MemoryLog(clock, store=store)
 
 
-def dead(store: MemoryStore, sagas: Iterable[str], how: Any = "refund", *, at: float = 0.0, **more: Any) -> None:
-    """Sagas with one step each, whose process is gone."""
+def dead(store: MemoryStore, sagas: Iterable[str], *how: Any, at: float = 0.0) -> None:
+    """Sagas with a step for each of these compensators ("refund", if none is named), whose process is gone."""
     log = process(store, at=at)
     scopes: list[Any] = []
 
@@ -93,7 +94,8 @@ def dead(store: MemoryStore, sagas: Iterable[str], how: Any = "refund", *, at: f
         scope = saga_scope(saga_id, log=log)
         scope.__enter__()
         scopes.append((scope, contextvars.copy_context()))
-        scope.execute("act", lambda: 1, semantics=C, compensate=undo(how, saga="saga.id"), **more)
+        for name in how or ("refund",):
+            scope.execute("act", lambda: 1, semantics=C, compensate=undo(name, saga="saga.id"))
 
     for saga_id in sagas:
         contextvars.copy_context().run(live, saga_id)
@@ -157,22 +159,22 @@ def test_each_failed_try_doubles_the_wait_and_one_saga_makes_it(store, service):
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_service_that_is_away_for_an_hour_makes_a_handful_of_dead_letters(store, service, concurrency):
-    dead(store, names(200))
+    dead(store, names(60))
     service.down = True
     log, recoverer = process(store), Recoverer(concurrency=concurrency, seed=b"any")
     began = log.clock.monotonic()
     while log.clock.monotonic() - began < 3600.0:
         recover_as(recoverer, log)
-        advance(5.0, log)
+        advance(10.0, log)
     letters = [head.saga_id for head in list_sagas(log) if head.status is SagaStatus.NEEDS_ATTENTION]
-    assert 5 <= len(letters) <= 13 + concurrency
+    assert 10 <= len(letters) <= 13 + concurrency
     service.down = False
     calls = len(service.calls)
     recovered: set[str] = set()
-    for _ in range(61):
+    for _ in range(31):
         recovered |= set(recover_as(recoverer, log).recovered)
-        advance(5.0, log)
-    assert len(recovered) == 200 - len(letters) == len(service.calls) - calls
+        advance(10.0, log)
+    assert len(recovered) == 60 - len(letters) == len(service.calls) - calls
     assert set(recover(log).recovered) == set(letters)
 
 
@@ -235,6 +237,14 @@ def test_a_dry_round_tells_who_would_wait(store, service):
     advance(60.0, log)
     assert recover_as(Recoverer(), log, dry_run=True).recovered == ("s001", "s002")
     assert {saga_id: types(store, saga_id) for saga_id in names(3)} == before and len(service.calls) == 3
+
+
+async def test_on_a_loop_they_wait_as_well(store, service):
+    dead(store, names(3))
+    service.down = True
+    log = process(store)
+    report = await arecover(log, retry=False)
+    assert report.attention == ("s000",) and report.untouched == ("s001", "s002") and len(service.calls) == 3
 
 
 # --- clocks that are wrong
@@ -308,6 +318,55 @@ def test_two_recoverers_never_try_a_failing_compensator_at_once(store, service):
     service.hold.set()
     trying.join(BOUND)
     assert len(service.calls) == calls + 5
+
+
+def test_of_two_that_choose_the_saga_to_try_at_one_moment_the_other_tries_none(store, service):
+    """Both have looked, both find the time over: the claim decides, and who loses it does not take the next saga."""
+    dead(store, names(4))
+    service.down = True
+    log, recoverer = Overtaken(ManualClock(auto=True), store=store), Recoverer(seed=b"any")
+    recover_as(Recoverer(), log)
+    advance(8.0, log)
+    log.by = process(store)
+    report = recover_as(recoverer, log)
+    assert report.live == ("s001",) and report.untouched == ("s002", "s003") and len(service.calls) == 3
+
+
+class Overtaken(MemoryLog):
+    """Whatever it wants to claim, another process claims a moment before."""
+
+    by: MemoryLog | None = None
+
+    def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
+        if self.by is not None:
+            self.by.claim(saga_id)
+        return super().claim(saga_id, fresh=fresh)
+
+
+def test_who_needs_two_that_fail_does_not_keep_others_from_trying_the_one_that_is_due(store, service):
+    down = [True]
+
+    @compensator("void")
+    def void(saga: str) -> None:
+        if down[0]:
+            raise ConnectionError
+
+    service.down = True
+    log, recoverer = process(store), Recoverer()
+    dead(store, ["v"], "void")
+    assert recover_as(recoverer, log).attention == ("v",)
+    advance(7.0, log)
+    dead(store, ["r"])
+    assert recover_as(recoverer, log).attention == ("v", "r")
+    dead(store, ["both"], "void", "refund")
+    dead(store, ["next"], "void")
+    down[0] = False
+    report = recover_as(recoverer, log)
+    assert report.recovered == ("next",) and report.untouched == ("both",)
+    assert "'refund'" in report.reasons["both"]
+    service.down = False
+    advance(10.0, log)
+    assert recover_as(recoverer, log).recovered == ("both",)
 
 
 def test_a_success_of_another_recoverer_is_learnt_from_the_saga_that_is_over(store, service):
@@ -629,10 +688,10 @@ def test_the_numbers_of_a_recoverer(store, service):
         saga.execute("act", lambda: 1, semantics=C, compensate=undo("refund", saga="saga.id"))
         recover_as(recoverer, log)
         numbers = recoverer.tally.numbers()
-        assert numbers.backlog == {"live": 1, "attention": 1, "orphaned": 2, "suspended": 1}
+        assert numbers.backlog == {"live": 1, "attention": 1, "waiting": 2, "suspended": 1}
         recover_as(recoverer, log)
         numbers = recoverer.tally.numbers()
-    assert numbers.backlog == {"live": 1, "attention": 1, "orphaned": 2, "suspended": 1}
+    assert numbers.backlog == {"live": 1, "attention": 1, "waiting": 2, "suspended": 1}
     assert numbers.oldest == 1_700_000_000.0
     assert numbers.compensations == {
         ("refund", "failed"): 2, ("refund", "given_up"): 1, ("release", "compensated"): 1,

@@ -47,9 +47,10 @@ class Round(threading.Thread):
         self.report: RecoveryReport | None = None
         self.error: BaseException | None = None
         self.ended = False
-        self.taken = False
-        self._concurrency = recoverer.concurrency
         self._sagas: Sequence[str] = tuple(dict.fromkeys(sagas))
+        # Several that are named are taken one after the other, waits included: the next round goes on beside them.
+        self.taken = len(self._sagas) > 1
+        self._concurrency = recoverer.concurrency
         self._recover = partial(
             recover_as,
             recoverer,
@@ -73,7 +74,7 @@ class Round(threading.Thread):
             self._at_end()
 
     def _all_taken(self) -> None:
-        self.taken = self.taken or len(self._sagas) <= 1
+        self.taken = True
 
     def _run(self) -> RecoveryReport:
         match self._sagas:

@@ -6,7 +6,7 @@ one process of a fleet that does so round by round.
 """
 
 from agent_saga_core.recovery.driving import arecover, recover, recover_as
-from agent_saga_core.recovery.job import Job, Standing, begin, go_on
+from agent_saga_core.recovery.job import Standing
 from agent_saga_core.recovery.recoverer import Recoverer
 from agent_saga_core.recovery.report import RecoveryReport, list_sagas, read_saga
 from agent_saga_core.recovery.resolving import resolve
@@ -22,5 +22,3 @@ __all__ = [
     "recover_as",
     "resolve",
 ]
-
-_Job, _begin, _go_on = Job, begin, go_on

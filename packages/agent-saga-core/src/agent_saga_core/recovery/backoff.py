@@ -98,30 +98,38 @@ class Backoff:
             self._known[done.saga_id] = done.n
         self._handlers.setdefault(done.handler, _Handler()).count(at, done.ok)
 
-    def refusal(
-        self, needs: Collection[str], saga_id: str, clock: Clock, *, mine: Collection[str] | None = None
-    ) -> str | None:
-        """Why the saga has to wait; None if it may go on now.
+    def state(self, clock: Clock) -> tuple[frozenset[str], frozenset[str]]:
+        """Of the compensators that fail: those that nobody may call now, and those that one saga may try."""
+        with self._lock:
+            failing, now = self._failing(self._handlers), clock.monotonic()
+            due = [name for name in failing if self._is_due(name, now)]
+            return frozenset(failing).difference(due), frozenset(due)
+
+    def enter(self, needs: Collection[str], saga_id: str, clock: Clock, *, mine: Collection[str] | None = None) -> bool:
+        """Whether the saga may go on now; if so, nobody else tries what fails of its needs until it `leave`s.
 
         Args:
             needs: The compensators that it will call.
             saga_id: The saga.
             clock: The log's.
-            mine: Of those that fail and are due, the ones that this saga may be the one to try; None for all.
+            mine: Of those that fail and are due, the ones that this saga is to try; None for all.
         """
         with self._lock:
-            return self._refusal(needs, saga_id, clock.monotonic(), mine)
+            failing, now = self._failing(needs), clock.monotonic()
+            if not all(self._is_due(name, now) and (mine is None or name in mine) for name in failing):
+                return False
+            for name in failing:
+                self._handlers[name].tried_by = saga_id
+            return True
 
-    def enter(
-        self, needs: Collection[str], saga_id: str, clock: Clock, *, mine: Collection[str] | None = None
-    ) -> str | None:
-        """Like `refusal`; and where the saga may go on, nobody else tries what fails until it `leave`s."""
+    def reason(self, needs: Collection[str]) -> str:
+        """Why a saga with these needs waits, for people."""
         with self._lock:
-            refused = self._refusal(needs, saga_id, clock.monotonic(), mine)
-            if refused is None:
-                for handler in self._failing(needs):
-                    self._handlers[handler].tried_by = saga_id
-            return refused
+            names = sorted(self._failing(needs), key=lambda name: (-self._handlers[name].until, name))
+            if not names:
+                return "a compensator that it needs failed a moment ago"
+            said = self._handlers[names[0]].said
+            return f"compensator {names[0]!r} fails; it is tried again at {said}, by one saga at first"
 
     def leave(self, saga_id: str) -> None:
         """The saga tries nothing any more."""
@@ -143,10 +151,6 @@ class Backoff:
     def _failing(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._handlers and self._handlers[name].failed]
 
-    def _refusal(self, needs: Collection[str], saga_id: str, now: float, mine: Collection[str] | None) -> str | None:
-        for name in sorted(self._failing(needs)):
-            handler = self._handlers[name]
-            due = now >= handler.until and handler.tried_by in (None, saga_id)
-            if not due or (mine is not None and name not in mine):
-                return f"compensator {name!r} fails; it is tried again at {handler.said}, by one saga at first"
-        return None
+    def _is_due(self, name: str, now: float) -> bool:
+        handler = self._handlers[name]
+        return now >= handler.until and handler.tried_by is None

@@ -234,27 +234,26 @@ class Recovery:
         waiting = [job for job in self.jobs if job.verdict is None and not job.begun]
         if self._retry:
             return waiting
-        clock, backoff = self.log.clock, self._recoverer.backoff
+        held, due = self._recoverer.backoff.state(self.log.clock)
+        held |= self._elsewhere
         self._mine = {}
-        for job in sorted(waiting, key=lambda job: job.doubtful):
-            for handler in job.needs - self._elsewhere:
-                self._mine.setdefault(handler, job.saga_id)  # where it fails and is due, this one tries it
-        refused = {
-            job.saga_id: backoff.refusal(job.needs, job.saga_id, clock, mine=self._may_try(job)) for job in waiting
-        }
-        ready = [job for job in waiting if refused[job.saga_id] is None]
+        # Certain ones first: the one that tries is not to wait for what may still land before it can tell.
+        ready = [job for job in sorted(waiting, key=lambda job: job.doubtful) if self._may_begin(job, held, due)]
         for job in [] if ready else waiting:
-            self._wait(job, refused[job.saga_id] or "")
+            self._wait(job)
         return ready
 
-    def _may_try(self, job: Job) -> frozenset[str] | None:
-        """The failing compensators that this saga is the one to try; None: whichever is due."""
-        if self._dry_run:
-            return None
-        return frozenset(handler for handler in job.needs if self._mine.get(handler) == job.saga_id)
+    def _may_begin(self, job: Job, held: frozenset[str], due: frozenset[str]) -> bool:
+        """Whether none of its compensators fails, or it is the first that needs those that are due."""
+        tries = job.needs & due
+        if job.needs & held or (not self._dry_run and any(name in self._mine for name in tries)):
+            return False
+        self._mine.update(dict.fromkeys(tries, job.saga_id))
+        return True
 
     def _first(self, job: Job) -> Flow[None]:
-        recoverer, mine = self._recoverer, self._may_try(job)
+        recoverer = self._recoverer
+        mine = frozenset(name for name, saga_id in self._mine.items() if saga_id == job.saga_id)
         if self._retry:
             asked: Outcome = yield Blocking(partial(self._found_live, job))
             if asked.error is not None:
@@ -262,7 +261,7 @@ class Recovery:
             if asked.value:
                 self._tell(job)
                 return
-        elif recoverer.backoff.enter(job.needs, job.saga_id, self.log.clock, mine=mine) is not None:
+        elif not (self._dry_run or recoverer.backoff.enter(job.needs, job.saga_id, self.log.clock, mine=mine)):
             return  # it began to fail a moment ago: this one waits, too
         job.begun = True
         recoverer.takes(job.saga_id)
@@ -285,10 +284,9 @@ class Recovery:
         recoverer = self._recoverer
         if not self._retry:
             job.needs = needs_of(job.run.fold)
-            refused = recoverer.backoff.enter(job.needs, job.saga_id, self.log.clock)
-            if refused is not None:
+            if not recoverer.backoff.enter(job.needs, job.saga_id, self.log.clock):
                 yield Blocking(job.hand_back)
-                self._wait(job, refused)
+                self._wait(job)
                 return
         try:
             yield from go_on(job)
@@ -296,10 +294,11 @@ class Recovery:
             recoverer.backoff.leave(job.saga_id)
         self._tell(job)
 
-    def _wait(self, job: Job, refused: str) -> None:
+    def _wait(self, job: Job) -> None:
         job.standing = "waiting"
-        job.ends("untouched", refused)
+        job.ends("untouched", self._recoverer.backoff.reason(job.needs))
         self._recoverer.waits(job)
+        self._recoverer.tally.stands(job.saga_id, "waiting")
         self._tell(job)
 
     def _pause(self) -> float | None:
