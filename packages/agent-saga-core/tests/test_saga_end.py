@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import pytest
@@ -1354,6 +1355,59 @@ def test_a_scope_that_is_thrown_away_by_its_generators_end_rolls_back(log, world
     assert len(world.left) == 1
     running.close()
     assert saga.report.clean and world.left == []
+
+
+@pytest.mark.parametrize("inner", [False, True])
+async def test_a_coroutine_that_is_closed_inside_of_its_scope_rolls_back_on_the_loop(log, world, step, inner):
+    inside, undone_on = asyncio.Event(), []
+
+    async def undo_it(key: str) -> None:
+        world.void(key, "undo")
+        undone_on.append(asyncio.get_running_loop())
+
+    how = undo(compensator("on the loop")(undo_it), key="step.forward_key", if_absent="forbids")
+
+    async def body():
+        async with saga_scope("s", log=log), saga_scope() if inner else nullcontext():
+            await current_saga().aexecute(
+                "t", lambda idempotency_key: world.charge(1, idempotency_key), semantics=C, compensate=how
+            )
+            inside.set()
+            await asyncio.get_running_loop().create_future()
+
+    running = body()
+    task = asyncio.ensure_future(running)
+    await inside.wait()
+    assert len(world.left) == 1
+    running.close()
+    task.cancel()
+    with suppress(asyncio.CancelledError, RuntimeError):  # its coroutine is closed already
+        await task
+    await asyncio.wait_for(asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}), 20)
+    assert not log.owned("s")
+    assert read_saga(log, "s").report.clean and world.left == []
+    assert undone_on == [asyncio.get_running_loop()]
+
+
+def test_a_coroutine_whose_loop_is_gone_rolls_back_on_a_thread(log, world, step):
+    """A pending task of a loop that was closed is closed by the garbage collector: its saga must not stay owned."""
+
+    async def body():
+        async with saga_scope("s", log=log):
+            await current_saga().aexecute("t", lambda idempotency_key: world.charge(1, idempotency_key), **_only(step))
+            loop.stop()
+            await loop.create_future()
+
+    loop = asyncio.new_event_loop()
+    running = body()
+    task = loop.create_task(running)
+    loop.run_forever()
+    loop.close()
+    task._log_destroy_pending = False  # the warning is not what is tested
+    assert len(world.left) == 1 and log.owned("s")
+    running.close()
+    assert read_saga(log, "s").report.clean and world.left == []
+    assert not log.owned("s")
 
 
 async def test_a_sync_savepoint_on_a_loop_takes_no_async_step_there(log):

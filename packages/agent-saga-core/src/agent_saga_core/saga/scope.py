@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -23,6 +24,7 @@ from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import Log
 from agent_saga_core.logs import shared_log
 from agent_saga_core.registry import is_duration
+from agent_saga_core.saga.apart import end_apart
 from agent_saga_core.saga.attachment import Attachment
 from agent_saga_core.saga.base import SagaBase
 from agent_saga_core.saga.ending import ended, let_out, log_failed, redeliver
@@ -282,6 +284,15 @@ class Saga(SteppingSaga):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if isinstance(error, GeneratorExit):  # the coroutine is being closed and can await nothing any more
+            if current_saga() is self:
+                CURRENT_SAGA.set(self._before)
+            if self._opened is not None and self._pid == os.getpid() and not sys.is_finalizing():
+                end_apart(self.id, partial(self._aend, error), partial(self.__exit__, kind, error, trace))
+            return False
+        return await self._aend(error)
+
+    async def _aend(self, error: BaseException | None) -> bool:
         interruptions: list[BaseException] = []
         held: list[asyncio.CancelledError] = []
         task = asyncio.current_task()

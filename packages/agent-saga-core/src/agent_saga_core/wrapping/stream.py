@@ -19,13 +19,12 @@ from typing import Any, Generic, Self, TypeVar, cast
 from agent_saga_core.drive import CURRENT_SAGA
 from agent_saga_core.errors import SagaNotRunning
 from agent_saga_core.saga import Saga
+from agent_saga_core.saga.apart import DROPPED_WAIT
 
 __all__ = ["AsyncSagaStream", "SagaStream"]
 
 T = TypeVar("T")
 log = logging.getLogger("agent_saga")
-DROPPED_WAIT = 1.0
-"""Seconds for which whoever drops a stream waits for its rollback, which goes on without it afterwards."""
 
 
 class StreamClosed(Exception):
