@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -17,6 +17,7 @@ from agent_saga_core.fleet.transaction import Transaction
 from agent_saga_core.log.base import Log
 from agent_saga_core.saga import saga_scope
 from agent_saga_core.wrapping import Declaration, ToolRunner, runner_of, saga_tool
+from agent_saga_core.wrapping import ScopeOptions as OptionsOfARun
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -27,20 +28,10 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-class ScopeOptions(TypedDict, total=False):
+class ScopeOptions(OptionsOfARun, total=False):
     """The keyword arguments of `saga_scope`."""
 
-    name: str
-    log: Log | str | None
-    on_failure: Literal["settle", "abort"]
-    approve: Callable[..., Any] | None
-    drain_timeout: float
-    durability: Literal["strict", "relaxed"]
-    resume: Literal["replay", "continue"]
-    orphan_after: float
-    busy_timeout: float
     independent: bool
-    metadata: Mapping[str, Any] | None
 
 
 class SagaFleet:
