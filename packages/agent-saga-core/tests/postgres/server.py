@@ -55,6 +55,11 @@ def sql(url: str, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
+def expire(url: str) -> None:
+    """Every lease has run out, as far as the server knows."""
+    sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour'")
+
+
 @contextmanager
 def any_server() -> Generator[str]:
     """The address of a server that tests share."""

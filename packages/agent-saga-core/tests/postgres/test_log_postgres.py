@@ -13,7 +13,7 @@ import pytest
 from agent_saga_core.log.postgres import PostgresLog, init
 from agent_saga_core.testing import LogConformance
 
-from .server import GIVEN, Proxy, control, fresh_schema, sql
+from .server import GIVEN, Proxy, control, expire, fresh_schema, sql
 
 
 class Failing:
@@ -63,7 +63,7 @@ class TestPostgresLog(LogConformance):
 
     @pytest.fixture
     def end_leases(self, url: str) -> Callable[[], None]:
-        return lambda: _expire(url)
+        return lambda: expire(url)
 
     @pytest.fixture
     def spoil(self, url: str) -> Callable[[str, int], None]:
@@ -73,10 +73,6 @@ class TestPostgresLog(LogConformance):
     def server(self, proxy: Proxy, mortal_or_given: Any) -> Failing:
         restart = None if mortal_or_given is None else partial(control, mortal_or_given, "restart", "-m", "fast")
         return Failing(proxy, restart)
-
-
-def _expire(url: str) -> None:
-    sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour'")
 
 
 def _spoil(url: str, saga_id: str, n: int) -> None:

@@ -17,7 +17,7 @@ from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBus
 from agent_saga_core.log.postgres import PostgresLog, connection, init, lease
 from agent_saga_core.records import Record
 
-from .server import Proxy, control, fresh_schema, server_of_its_own, sql, standby_of
+from .server import Proxy, control, expire, fresh_schema, server_of_its_own, sql, standby_of
 
 BOUND = 60.0
 
@@ -37,11 +37,6 @@ def wait_for(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < until, "it did not happen"
         pause.wait(0.01)
-
-
-def expire(url: str) -> None:
-    """Every lease has run out, as far as the server knows."""
-    sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour'")
 
 
 # --- acknowledgements that are lost

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -20,7 +20,7 @@ from agent_saga_core.log.postgres import PostgresLog, init, migrate
 from agent_saga_core.testing import LogConformance
 
 from .between import Pooler
-from .server import fresh_schema
+from .server import expire, fresh_schema
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,23 @@ class TestPostgresLogBehindAPooler(LogConformance):
         address = through(pooler.port, fresh_schema(uri, lease=self.lease))
         assert init(address).made
         before = pooler.transactions, pooler.moves
+        self.address = address
         yield lambda: PostgresLog(address)
         transactions, moves = pooler.transactions - before[0], pooler.moves - before[1]
         assert moves >= transactions * 3 // 4, "the same connection, again and again: that proves nothing"
 
+    @pytest.fixture
+    def end_leases(self) -> Callable[[], None]:
+        return lambda: expire(self.address)
+
 
 @pytest.fixture
-def pgbouncer(uri: str) -> Iterator[int]:
+def pgbouncer(mortal: Any) -> Iterator[int]:
     """The port of a real one."""
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("the program pgbouncer is missing (Debian has it as the package of that name); its double ran")
-    target = conninfo_to_dict(uri)
+    target = conninfo_to_dict(mortal.get_uri())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as directory:
@@ -73,7 +78,7 @@ def pgbouncer(uri: str) -> Iterator[int]:
         database = f"host={target.get('host')} port={target.get('port') or 5432} dbname={target.get('dbname')}"
         lines = [f"[databases]\npostgres = {database} user=postgres\n[pgbouncer]"]
         (where / "ini").write_text("\n".join([*lines, *(f"{k} = {v}" for k, v in settings.items()), ""]), "utf-8")
-        user = ["-u", "nobody"] if os.geteuid() == 0 else []
+        user = ["-u", mortal.system_user] if os.geteuid() == 0 else []  # who may use the socket of the server
         process = subprocess.Popen([program, *user, str(where / "ini")], stderr=subprocess.DEVNULL)
         try:
             _until_it_listens(port, process)
@@ -93,8 +98,8 @@ def _until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
             assert process.poll() is None and time.monotonic() < until, "pgbouncer does not listen"
 
 
-def test_sagas_and_their_upkeep_behind_a_real_pgbouncer(pgbouncer: int, uri: str) -> None:
-    address = through(pgbouncer, fresh_schema(uri))
+def test_sagas_and_their_upkeep_behind_a_real_pgbouncer(pgbouncer: int, mortal: Any) -> None:
+    address = through(pgbouncer, fresh_schema(mortal.get_uri()))
     assert init(address).made and migrate(address).applied == ()
     log, other = PostgresLog(address), PostgresLog(address)
     done: list[str] = []
