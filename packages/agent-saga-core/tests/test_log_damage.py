@@ -341,6 +341,26 @@ def test_damage_that_names_nobody_spares_what_it_cannot_concern(tmp_path: Path) 
     assert [set(damage.saga_ids or ()) for damage in unfinished.damage] == [{"J*n@", "café"}]
 
 
+def test_damage_that_names_nobody_may_concern_what_began_while_its_writer_lived(tmp_path: Path) -> None:
+    """It may have taken the saga over: its COMPENSATED may be what the damaged line said."""
+    directory = tmp_path / "log"
+    elder = FileLog(directory)
+    elder.claim("own", fresh=True)
+    elder.flush(elder.append(record("own", 1, "START")))
+    (path,) = segment_files(directory)
+    younger = FileLog(directory)
+    younger.claim("handed over", fresh=True)
+    younger.flush(younger.append(record("handed over", 1, "START")))
+    die(younger)
+    elder.claim("handed over")
+    elder.flush(elder.append(record("handed over", 3, "COMPENSATING")))
+    die(elder)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-200] + b"\xff" * 40 + raw[-160:])
+    with pytest.raises(LogCorrupted, match="may concern"):
+        FileLog(directory).claim("handed over")
+
+
 def rechained(path: Path, change: Callable[[int, bytes], bytes]) -> None:
     """Change headers or data and mend every hash and digest after it: what only an attacker does."""
     writer = path.parent.name.encode()
