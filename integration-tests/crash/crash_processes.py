@@ -125,9 +125,20 @@ class Worker:
                 raise AssertionError(f"worker {self.pid} does not catch {number}; its stderr: {self.errors()}")
             os.sched_yield()
 
+    def wait_until_it_is(self, state: str) -> None:
+        """Until the process is stopped (`T`) or waits for something (`S`), as Linux tells."""
+        until = time.monotonic() + BOUND
+        while self._of_status("State") != state:
+            if time.monotonic() > until:
+                raise AssertionError(f"worker {self.pid} does not come to {state}; its stderr: {self.errors()}")
+            os.sched_yield()
+
     def _caught(self) -> int:
+        return int(self._of_status("SigCgt"), 16)
+
+    def _of_status(self, name: str) -> str:
         status = Path(f"/proc/{self.pid}/status").read_text("ascii", "replace")
-        return int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        return next(line for line in status.splitlines() if line.startswith(f"{name}:")).split()[1]
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens to a process that has just ended by itself."""

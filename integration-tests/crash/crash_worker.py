@@ -88,6 +88,9 @@ class Points:
         self.trace.append(name)
         if name in OPTIONS.get("tell", ()):
             say(came_by=name)
+        if OPTIONS.get("stop_at") == name:
+            OPTIONS.pop("stop_at")  # only the first time
+            os.kill(os.getpid(), signal.SIGSTOP)
         if OPTIONS.get("die_at") in (len(self.trace), name):
             os.kill(os.getpid(), OPTIONS.get("die_of", signal.SIGKILL))
 
