@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_saga_core import FileLog, NotApplied, compensator, read_saga, saga_scope, undo
+from agent_saga_core import FileLog, NotApplied, compensator, current_saga, read_saga, saga_scope, undo
 from agent_saga_core.errors import DeclarationError, RollbackIncomplete, SagaAborted
 from agent_saga_core.state import SagaStatus, StepStatus
 from agent_saga_core.testing import Call, Script
@@ -788,6 +788,55 @@ def test_a_flow_that_waits_inside_of_an_open_saga_leaves_that_to_who_opened_it(
             pending = pieces if way == "run" else ([*pieces], pieces.result)[1]
     assert isinstance(pending, HumanFeedbackPending) and done == [("pay", 1)]
     assert read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stream_closed_inside_of_an_open_saga_is_undone_alone(
+    is_async: bool, crews: ModuleType, done: Done, log: FileLog
+) -> None:
+    script = Script([*pays(1, 2, 3), "paid"])
+    crew = crews.crew_of([crews.wrap_tool(paying(crews, done), **BY_RESULT)], script, stream=True)
+
+    def own(saga: Any) -> None:
+        saga.execute("own", lambda: {"amount": 7}, **BY_RESULT)
+
+    async def run() -> None:
+        async with saga_scope("s", log=log) as saga:
+            own(saga)
+            async with crews.asaga_stream(crew) as pieces:
+                while not done:
+                    await anext(pieces)
+
+    if is_async:
+        asyncio.run(run())
+    else:
+        with saga_scope("s", log=log) as saga:
+            own(saga)
+            with crews.saga_stream(crew) as pieces:
+                while not done:
+                    next(pieces)
+    paid, unpaid = (sorted(amount for act, amount in done if act == name) for name in ("pay", "unpay"))
+    assert paid and paid == unpaid, "what the stream did is undone, and nothing else"
+    state = read_saga(log, "s")
+    assert state.status is SagaStatus.COMMITTED and state.steps[0].status is StepStatus.DONE
+
+
+def test_a_run_that_is_over_calls_no_tool_that_its_model_still_wanted(
+    crews: ModuleType, done: Done, log: FileLog
+) -> None:
+    from agent_saga_crewai.hooks import stop_run
+
+    def close(amount: int) -> None:
+        scope = current_saga()
+        assert scope is not None
+        stop_run(scope)
+
+    at_once = tuple(pays(*range(40)))  # CrewAI makes eight of them at a time
+    crew = crews.crew_of([crews.wrap_tool(paying(crews, done, close), **BY_RESULT)], Script([at_once, *pays(99)]))
+    with pytest.raises(SagaAborted, match="ended"):
+        crews.saga_run(crew, log=log, saga_id="s")
+    paid, unpaid = (sorted(amount for act, amount in done if act == name) for name in ("pay", "unpay"))
+    assert 0 < len(paid) <= 8 and paid == unpaid
 
 
 # --- around the run

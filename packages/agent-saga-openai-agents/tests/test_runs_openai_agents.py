@@ -532,6 +532,24 @@ def test_a_stream_inside_of_a_saga_ends_with_that_saga(till: Till, log: MemoryLo
     assert till.lines() == ["charge x", "refund x"]
 
 
+@pytest.mark.parametrize("mode", ["immediate", "after_turn"])
+def test_a_stream_cancelled_inside_of_a_saga_is_undone_alone(mode: Any, till: Till, log: MemoryLog) -> None:
+    charge = charge_of(till)
+
+    async def body() -> None:
+        async with saga_scope("s", log=log) as saga:
+            turns = [[call(f"c{n}", "charge", what=str(n))] for n in range(9)]
+            run = asaga_stream(agent([charge], *turns), "go")
+            with pytest.raises(SagaAborted, match="cancelled"):
+                async for _ in run.stream_events():
+                    if till.lines():
+                        run.cancel(mode)
+            assert till.lines() == ["charge 0", "refund 0"] and saga.takes_steps
+
+    asyncio.run(body())
+    assert read_saga(log, "s").status is SagaStatus.COMMITTED
+
+
 def test_a_stream_that_fails_is_rolled_back(till: Till, log: MemoryLog) -> None:
     async def body() -> None:
         turns = [[call(f"c{n}", "charge", what=str(n))] for n in range(9)]

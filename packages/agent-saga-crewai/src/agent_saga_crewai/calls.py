@@ -128,6 +128,10 @@ class FrameworkCall:
         self._running = True
         return None
 
+    def refuse(self, refusal: Exception) -> None:
+        """Let the tool not be executed, whatever the framework tries."""
+        self._refused = refusal
+
     def finish(self, args: Mapping[str, Any], result: Any) -> Any:
         """Remember what the tool returned."""
         self._running = False

@@ -22,14 +22,14 @@ from crewai.hooks import (
 )
 from crewai.hooks.dispatch import HookAborted
 
-from agent_saga_core import current_saga
+from agent_saga_core import SagaNotRunning, current_saga
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import refused_too_often
 from agent_saga_crewai.cached import forget_undone, remember
 from agent_saga_crewai.calls import CALL, FrameworkCall, runner_in
 from agent_saga_crewai.numbers import canonical, numbers_of
 
-__all__ = ["STOP", "install_hooks", "stop_asking", "stop_hook_into"]
+__all__ = ["STOP", "install_hooks", "stop_hook_into", "stop_run"]
 
 STOP = "agent-saga"
 """The `source` of the `HookAborted` by which a run is ended whose model does not listen."""
@@ -106,7 +106,10 @@ def _before_tool_call(context: Any) -> None:
     number = numbers.take(scope, name, context.tool_input, _turn(context))
     known = context.tool is not None
     runner = runner_in(context.tool) if known else None
-    CALL.set(FrameworkCall(name, runner, scope, number, numbers, parent, known=known))
+    call = FrameworkCall(name, runner, scope, number, numbers, parent, known=known)
+    if saga in _stopped:
+        call.refuse(SagaNotRunning(f"{name!r} was not called: its run is over, and what it did is being undone."))
+    CALL.set(call)
 
 
 def _after_tool_call(context: Any) -> None:
@@ -127,8 +130,8 @@ def _before_llm_call(context: Any) -> None:
         raise HookAborted("the saga takes no more tool calls, and the model was told so", source=STOP)
 
 
-def stop_asking(saga: Saga) -> None:
-    """Let no model be asked any more in this saga: its run is over."""
+def stop_run(saga: Saga) -> None:
+    """Let no tool be called and no model be asked any more in this scope: its run is over."""
     _stopped.add(saga)
 
 

@@ -12,7 +12,7 @@ from agent_saga_core.errors import DeclarationError, SagaError
 from agent_saga_core.log.base import Log
 from agent_saga_core.saga import Saga
 from agent_saga_core.wrapping import AsyncSagaStream, SagaStream
-from agent_saga_crewai.hooks import stop_asking
+from agent_saga_crewai.hooks import stop_run
 from agent_saga_crewai.run import OnFailure, Run, ended_by_us, reason_to_wait, scope_of
 
 __all__ = ["AsyncCrewStream", "CrewStream", "asaga_stream", "saga_stream"]
@@ -132,7 +132,9 @@ def _check_stream(run: Run) -> None:
 
 def _end_early(saga: Saga) -> None:
     """The reader has left: no call begins any more, and no model is asked what to call next."""
-    stop_asking(saga)
+    stop_run(saga)
+    if saga.scope:  # a savepoint: what is around it goes on
+        return
     try:
         saga.abort("the stream was closed before its end")
     except SagaError as error:  # it ends anyway

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, Unpack
 
 from agents import Agent, Runner, RunResultStreaming, StreamEvent
 
-from agent_saga_core import Log, Saga, SagaStatus
+from agent_saga_core import Log, Saga, SagaAborted, SagaStatus
 from agent_saga_core.wrapping import AsyncSagaStream
 from agent_saga_openai_agents.run import Arguments, Prepared, reason_to_wait
 
@@ -115,6 +115,8 @@ class StreamedSaga:
         if failed is not None:
             raise failed
         if self._cancelled or getattr(result, "_cancel_mode", "none") != "none":
+            if saga.scope:  # a savepoint fails by an exception, and what is around it goes on
+                raise SagaAborted("the stream was cancelled")
             if saga.status is SagaStatus.RUNNING:
                 saga.abort("the stream was cancelled")
             return
