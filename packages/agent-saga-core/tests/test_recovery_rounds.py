@@ -32,7 +32,9 @@ from agent_saga_core.log.base import Damage, Unfinished
 from agent_saga_core.log.memory import MemoryStore
 from agent_saga_core.records import Record
 from agent_saga_core.recovery import Recoverer, recover_as
+from agent_saga_core.recovery.backoff import Backoff
 from agent_saga_core.recovery.claims import Claims
+from agent_saga_core.recovery.handlers import Tries, Try
 from agent_saga_core.registry import isolated_registry
 from agent_saga_core.testing import ManualClock
 
@@ -320,6 +322,27 @@ def test_two_recoverers_never_try_a_failing_compensator_at_once(store, service):
     assert len(service.calls) == calls + 5
 
 
+def test_two_rounds_of_one_process_do_not_try_a_failing_compensator_at_once(store, service):
+    dead(store, names(4))
+    service.down = True
+    logs, recoverer = [process(store), process(store)], Recoverer(concurrency=4)
+    recover_as(recoverer, logs[0])
+    letters = len(list_sagas(logs[0])) - len(recover_as(recoverer, logs[0]).untouched)
+    advance(100.0, *logs)
+    service.hold, calls = threading.Event(), len(service.calls)
+    service.entered.clear()
+    trying = threading.Thread(target=recover_as, args=(recoverer, logs[0]), daemon=True)
+    dead(store, names(3, "t"))
+    trying.start()
+    assert service.entered.wait(BOUND)
+    report = recover_as(recoverer, logs[1])
+    assert len(report.live) == 1 and len(report.untouched) == 7 - letters - 1
+    assert len(service.calls) == calls + 1
+    service.down = False
+    service.hold.set()
+    trying.join(BOUND)
+
+
 def test_of_two_that_choose_the_saga_to_try_at_one_moment_the_other_tries_none(store, service):
     """Both have looked, both find the time over: the claim decides, and who loses it does not take the next saga."""
     dead(store, names(4))
@@ -410,42 +433,153 @@ def test_a_recoverer_that_holds_a_failing_compensator_for_long_is_waited_for_no_
     assert recover_as(recoverer, log).recovered == ("s002",)
 
 
-def test_what_waits_in_doubt_is_handed_back_when_its_compensator_fails_meanwhile(store, service):
-    """Claimed, it waits for what may still land; by then its compensator fails. It is not called, and not held."""
-    store_log = process(store)
+def doubtful(store: MemoryStore, saga_id: str, how: str, *, seconds: float) -> None:
+    """A saga whose step timed out and may still land, and whose process is gone."""
+    log = process(store)
 
     def lost() -> None:
         raise TimeoutError
 
-    scope = saga_scope("doubtful", log=store_log)
-    scope.__enter__()
-    with pytest.raises(TimeoutError):
-        scope.execute(
-            "act", lost, semantics=C, compensate=undo("refund", if_absent="noop", saga="saga.id"), in_doubt=60.0
-        )
-    store_log.crash()
-    with pytest.raises(LogUnavailable):
-        scope.__exit__(None, None, None)
+    def live() -> None:
+        scope = saga_scope(saga_id, log=log, drain_timeout=0.0)
+        scope.__enter__()
+        with pytest.raises(TimeoutError):
+            inverse = undo(how, if_absent="noop", saga="saga.id")
+            scope.execute("act", lost, semantics=C, compensate=inverse, in_doubt=seconds)
+        log.crash()
+        with pytest.raises(LogUnavailable):
+            scope.__exit__(None, None, None)
+
+    contextvars.copy_context().run(live)
+
+
+def test_what_waits_in_doubt_is_handed_back_when_its_compensator_fails_meanwhile(store, service):
+    """Claimed, it waits for what may still land; by then its compensator fails. It is not called, and not held."""
+    doubtful(store, "soon", "refund", seconds=60.0)
+    doubtful(store, "late", "release", seconds=3600.0)
     clock = ManualClock()
     log, recoverer, reports = MemoryLog(clock, store=store), Recoverer(), []
     waiting = threading.Thread(target=lambda: reports.append(recover_as(recoverer, log)), daemon=True)
     waiting.start()
     clock.wait_until_waiting(due_in=10.0)
-    assert log.owned("doubtful")
+    assert log.owned("soon") and log.owned("late")
     dead(store, names(2))
     service.down = True
-    beside = MemoryLog(
-        ManualClock(auto=True, monotonic=clock.monotonic() + 118.0, wall=clock.time() + 118.0), store=store
-    )
-    recover_as(recoverer, beside)  # another round of the same process, shortly before the wait is over
+    # Another round of the same process, shortly before the wait of the first one is over.
+    at = ManualClock(auto=True, monotonic=clock.monotonic() + 118.0, wall=clock.time() + 118.0)
+    recover_as(recoverer, MemoryLog(at, store=store))
     clock.advance(120.0)
+    clock.wait_until_waiting(due_in=1000.0)
+    assert not log.owned("soon") and log.owned("late"), "given back while the round still waits"
+    assert ("refund", "soon") not in service.calls
+    clock.advance(7200.0)
     waiting.join(BOUND)
     (report,) = reports
-    assert report.untouched == ("doubtful",) and "'refund' fails" in report.reasons["doubtful"]
-    assert not log.owned("doubtful") and ("refund", "doubtful") not in service.calls
-    claims = types(store, "doubtful").count("CLAIM")
-    recover_as(recoverer, log)
-    assert types(store, "doubtful").count("CLAIM") == claims == 1
+    assert report.untouched == ("soon",) and "'refund' fails" in report.reasons["soon"]
+    assert report.recovered == ("late",)
+    claims = types(store, "soon").count("CLAIM")
+    recover_as(Recoverer(), MemoryLog(at, store=store))
+    assert types(store, "soon").count("CLAIM") == claims == 1
+
+
+def test_a_saga_in_doubt_is_not_the_one_to_try_where_another_can_tell_at_once(store, service):
+    dead(store, ["first"])
+    service.down = True
+    log, recoverer = process(store), Recoverer()
+    assert recover_as(recoverer, log).attention == ("first",)
+    doubtful(store, "doubtful", "refund", seconds=60.0)
+    dead(store, ["certain"])
+    advance(8.0, log)
+    report = recover_as(recoverer, log)
+    assert report.attention == ("first", "certain") and report.untouched == ("doubtful",)
+    assert types(store, "doubtful").count("CLAIM") == 0
+
+
+def test_what_will_not_be_called_any_more_does_not_wait(store, service):
+    """Three processes died in its compensation: that is for a person, at once, whatever its compensator does."""
+    mortal: list[MemoryLog] = []
+
+    class Died(BaseException):
+        pass
+
+    @compensator("mortal")
+    def compensate(saga: str) -> None:
+        if mortal:
+            mortal.pop().crash()
+            raise Died
+        raise ConnectionError
+
+    dead(store, ["loop"], "mortal")
+    for _ in range(3):
+        mortal.append(process(store))
+        with pytest.raises(LogUnavailable):
+            recover(mortal[0])
+    assert types(store, "loop").count("COMPENSATING") == 3
+    dead(store, ["other"], "mortal")
+    recoverer, log = Recoverer(), process(store)
+    assert recover_as(recoverer, log, saga_id="other").attention == ("other",)
+    assert recoverer.backoff.failing() == {"mortal": 3}
+    assert recover_as(recoverer, log).attention == ("loop", "other")
+    assert types(store, "loop").count("COMPENSATING") == 3
+
+
+# --- what counts
+
+
+def tried(saga_id: str, n: int, ok: bool, time: float) -> Try:
+    return Try(saga_id, n, "h", ok, time)
+
+
+def test_calls_count_by_when_they_were_made_in_whatever_order_they_are_found():
+    clock, backoff = ManualClock(wall=1000.0), Backoff()
+    backoff.heard([tried("a", 3, False, 990.0)], clock, began=clock.monotonic(), everything={"a", "b", "c"})
+    clock.advance(20.0)
+    # Made before: a success that was found late does not forgive a later failure, and is not forgotten by it.
+    found = [tried("b", 2, True, 1005.0), tried("c", 2, False, 1003.0)]
+    backoff.heard(found, clock, began=clock.monotonic(), everything={"a", "b", "c"})
+    assert backoff.failing() == {}
+    clock.advance(10.0)
+    backoff.ended(tried("a", 9, False, 0.0), clock)
+    assert backoff.failing() == {"h": 1}
+    backoff.heard([tried("c", 4, True, 1025.0)], clock, began=clock.monotonic(), everything={"a", "b", "c"})
+    assert backoff.failing() == {"h": 1}
+    backoff.ended(tried("a", 12, True, 0.0), clock)
+    assert backoff.failing() == {}
+
+
+def test_a_failure_found_after_a_later_success_is_forgiven():
+    clock, backoff = ManualClock(wall=1000.0), Backoff()
+    backoff.ended(tried("a", 5, True, 0.0), clock)
+    backoff.heard([tried("b", 2, False, 990.0)], clock, began=clock.monotonic(), everything={"a", "b"})
+    assert backoff.failing() == {}
+
+
+def test_which_records_end_a_call():
+    def follow(*records: tuple[str, dict[str, Any]]) -> list[Any]:
+        tries = Tries()
+        return [tries.follow(kind, {"step": 1, "attempt": 1, **data}) for kind, data in records]
+
+    start = ("COMPENSATING", {"handler": "h"})
+    assert follow(start, ("COMPENSATED", {})) == [None, ("h", True)]
+    assert follow(start, ("COMPENSATION_FAILED", {})) == [None, ("h", False)]
+    assert follow(start, ("COMPENSATED", {"by": "probe"})) == [None, None], "it says nothing of how things are now"
+    assert follow(start, ("COMPENSATION_FAILED", {}), ("COMPENSATION_FAILED", {})) == [None, ("h", False), None]
+    assert follow(("COMPENSATION_FAILED", {}), ("COMPENSATED", {"gone": True})) == [None, None]
+    assert follow(("COMPENSATING", {}), ("COMPENSATION_FAILED", {})) == [None, None]
+
+
+def test_of_names_that_are_not_registered_here_nothing_is_kept(store, service):
+    with isolated_registry():
+
+        @compensator("of another application")
+        def fails(saga: str) -> None:
+            raise ConnectionError
+
+        dead(store, ["theirs"], "of another application")
+        assert recover(process(store)).attention == ("theirs",)
+    recoverer = Recoverer()
+    assert recover_as(recoverer, process(store)).attention == ("theirs",)
+    assert recoverer.backoff.known() == ()
 
 
 # --- what a round leaves alone
@@ -528,23 +662,27 @@ def test_a_saga_whose_doubts_wait_or_that_is_suspended_gets_no_claim_round_after
 # --- how much at once, and in which order
 
 
+class Turns:
+    """The turns of a recoverer, which say when somebody has to wait for one."""
+
+    def __init__(self, count: int) -> None:
+        self._turns = threading.Semaphore(count)
+        self.waiting = threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        if not self._turns.acquire(blocking=False):
+            self.waiting.release()
+            assert self._turns.acquire(timeout=BOUND)
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.release()
+
+
 def test_all_rounds_of_a_process_together_roll_back_no_more_than_its_concurrency(store, service):
-    most, now, lock = [0], [0], threading.Lock()
-    both = threading.Semaphore(0)
-
-    @compensator("counted")
-    def counted(saga: str) -> None:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-            if now[0] == 2:
-                both.release(12)  # from then on everybody may leave
-        assert both.acquire(timeout=BOUND)
-        with lock:
-            now[0] -= 1
-
-    dead(store, names(12), "counted")
+    dead(store, names(12))
+    service.hold = threading.Event()
     recoverer = Recoverer(concurrency=2)
+    recoverer.turns = turns = Turns(2)  # type: ignore[assignment]
     reports: list[Any] = []
     rounds = [
         threading.Thread(target=lambda: reports.append(recover_as(recoverer, process(store))), daemon=True)
@@ -552,10 +690,13 @@ def test_all_rounds_of_a_process_together_roll_back_no_more_than_its_concurrency
     ]
     for each in rounds:
         each.start()
+    for _ in range(6):  # four rounds with two threads each: all but two wait
+        assert turns.waiting.acquire(timeout=BOUND)
+    assert len(service.calls) == 2
+    service.hold.set()
     for each in rounds:
         each.join(BOUND)
     assert sorted(saga_id for report in reports for saga_id in report.recovered) == names(12)
-    assert most[0] == 2
 
 
 def test_a_round_says_when_each_of_its_sagas_has_its_turn(store, service):

@@ -86,10 +86,8 @@ class Backoff:
                 self._looked = max(self._looked, began)
 
     def ended(self, done: Try, clock: Clock) -> None:
-        """A call has ended at this moment, or is known to have ended well."""
+        """A call has ended at this moment, or is known now to have ended well."""
         with self._lock:
-            if done.n <= self._known.get(done.saga_id, 0):
-                return
             self._count(done, clock.monotonic())
             self._handlers[done.handler].settle(clock)
 

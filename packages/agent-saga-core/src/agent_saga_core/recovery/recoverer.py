@@ -48,7 +48,6 @@ class Recoverer:
         self._draw = None if seed is None else Random(seed)
         self._lock = threading.Lock()
         self._waited: dict[str, _Waited] = {}
-        self._in_hand: set[str] = set()
 
     def ordered(self, jobs: list[Job]) -> list[Job]:
         """The jobs in this process's own order."""
@@ -66,21 +65,15 @@ class Recoverer:
             now = log.clock.time()
             self.backoff.ended(Try(seen.saga_id, seen.n, seen.handler, seen.outcome == "compensated", now), log.clock)
 
-    def takes(self, saga_id: str) -> None:
-        """This process is about to claim the saga."""
-        with self._lock:
-            self._in_hand.add(saga_id)
-            self._waited.pop(saga_id, None)
-
-    def drops(self, saga_id: str) -> None:
-        """This process is done with it."""
-        with self._lock:
-            self._in_hand.discard(saga_id)
-
     def waits(self, job: Job) -> None:
         """The saga waits for a compensator that fails."""
         with self._lock:
             self._waited.setdefault(job.saga_id, _Waited(job.needs))
+
+    def takes(self, saga_id: str) -> None:
+        """This process begins the saga: what becomes of it is known here."""
+        with self._lock:
+            self._waited.pop(saga_id, None)
 
     def compare(self, log: Log, jobs: list[Job]) -> frozenset[str]:
         """What became of the sagas that waited when this process last looked.
@@ -100,7 +93,7 @@ class Recoverer:
                     over.update(dict.fromkeys(waited.needs, saga_id))
                 elif job.standing != "live":
                     del self._waited[saga_id]  # it is known anew
-                elif saga_id not in self._in_hand:
+                else:
                     waited.live_since = now if waited.live_since is None else waited.live_since
                     if now - waited.live_since < LONGEST_DELAY:
                         elsewhere |= waited.needs
@@ -318,10 +311,8 @@ class Recovery:
             if job.wake is not None:
                 recoverer.tally.stands(job.saga_id, "waiting")
             return
-        if job.begun:
-            recoverer.drops(job.saga_id)
-            if not self._dry_run:
-                recoverer.tally.ended(job)
+        if job.begun and not self._dry_run:
+            recoverer.tally.ended(job)
         if self._progress is not None and not job.gone:
             with self._telling:
                 self._progress(job.saga_id, job.verdict, job.reason)
@@ -330,7 +321,6 @@ class Recovery:
         """Give up everything that is owned, as it stands."""
         for job in self.jobs:
             job.hand_back()
-            self._recoverer.drops(job.saga_id)
 
     def report(self) -> RecoveryReport:
         """What it came to."""
