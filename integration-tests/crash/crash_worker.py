@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
+from crash_life import live
 from crash_steal import steal_from_each_other, stealable
 from crash_stores import opened_by
 
@@ -129,6 +130,16 @@ def pointed(log: Any) -> Log:
     return log
 
 
+class FastClock(SystemClock):
+    """A clock on which the pauses between two tries are over a hundred times sooner."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() * 100
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        return super().wait(event, None if timeout is None else timeout / 100)
+
+
 class AheadClock(SystemClock):
     """This machine's clock, with the wall time of somebody who set it wrong."""
 
@@ -141,6 +152,8 @@ def the_log() -> Log:
     if OPTIONS.get("clock") == "manual":
         clock = ManualClock()
         threading.Thread(target=_serve_clock, args=(clock,), daemon=True).start()
+    elif OPTIONS.get("clock") == "fast":
+        clock = FastClock()
     elif "ahead" in OPTIONS:
         clock = AheadClock()
     return pointed(open_log(opened_by(OPTIONS["log"], os.getpid()), clock=clock))
@@ -438,6 +451,20 @@ def job_storm() -> None:
             pass
     log.close()
     say(done=True)
+
+
+def job_life() -> None:
+    """Live the life of a saga to its end; say what that was."""
+    log = the_log()
+
+    def charge_now(customer: str, amount: int, key: str) -> Json:
+        at("before asked")
+        made = world().charge(customer, amount, key=key)
+        at("after asked")
+        return made
+
+    status = live(log, {**tools(), "charge_now": charge_now}, OPTIONS["saga"])
+    say(status=status, trace=at.trace)
 
 
 def job_steal() -> None:
