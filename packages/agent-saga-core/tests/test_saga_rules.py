@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from agent_saga_core import (
     ActionSemantics,
     FileLog,
+    LogUnavailable,
     MemoryLog,
     NotApplied,
+    RollbackIncomplete,
     SagaStatus,
+    StepStatus,
     compensator,
     current_saga,
     delete_by,
@@ -92,6 +97,131 @@ def test_a_refused_key_is_as_old_as_itself(log, clock):
     after = MemoryLog(clock, store=log.store)
     assert recover(after).recovered == ("s",)
     assert tried[2] == tried[1] != tried[0]
+
+
+def test_a_moment_that_another_process_stored_is_not_waited_for(clock, log):
+    """Rule 6: clocks are not compared. The pause before the next try is two seconds, whatever hour it was there."""
+    tried = []
+
+    @compensator("back")
+    def back(key: str) -> None:
+        tried.append(key)
+        if len(tried) == 1:
+            raise Lost
+        if len(tried) == 2:
+            log.crash()
+            raise Died
+
+    clock.set_wall(clock.time() + 3600)
+    with pytest.raises(BaseException), saga_scope("s", log=log) as saga:  # noqa: B017
+        _pay(saga, undo(back, key="result.id"))
+        raise Lost
+    assert len(tried) == 2
+    clock.set_wall(clock.time() - 3600)
+    began = clock.monotonic()
+    assert recover(MemoryLog(clock, store=log.store)).recovered == ("s",)
+    assert clock.monotonic() - began <= 2.0
+
+
+def test_what_a_tool_made_of_a_timeout_is_still_no_answer(clock, log):
+    """Rule 5: the causes of an error count. A tool that wraps a lost connection has heard nothing either."""
+    undone_at = []
+
+    @compensator("remove")
+    def remove(key: str) -> None:
+        undone_at.append(clock.monotonic())
+
+    def lose(idempotency_key):
+        try:
+            raise TimeoutError
+        except TimeoutError as error:
+            raise Lost from error
+
+    began = clock.monotonic()
+    with saga_scope("s", log=log) as saga:
+        with pytest.raises(Lost):
+            _pay(saga, delete_by(remove, key="step.forward_key"), lose, in_doubt=10.0)
+    assert undone_at == [began + 10.0]
+
+
+@pytest.mark.parametrize("answer", [True, None, {"landed": True}, Lost()], ids=repr)
+def test_a_probe_that_answers_with_something_else_has_seen_nothing(log, answer):
+    """Rule 5: only an `Observation` is one."""
+
+    @compensator("back")
+    def back(key: str) -> None:
+        raise AssertionError("undone, although nobody knows whether it happened")
+
+    def look(args, key):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def fail(idempotency_key):
+        raise Lost
+
+    with pytest.raises(RollbackIncomplete), saga_scope("s", log=log) as saga:
+        with pytest.raises(Lost):
+            _pay(saga, undo(back, key="step.forward_key"), fail, probe=look)
+    assert saga.steps[0].status is StepStatus.UNKNOWN
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_compensator_whose_body_never_ran_has_undone_nothing(log, asynchronous):
+    """Rule 6: one written with `yield` returns a generator, and nothing else happens."""
+    ran = []
+
+    def back(key: str):
+        ran.append(key)
+        yield
+
+    async def aback(key: str):
+        ran.append(key)
+        yield
+
+    how = undo(compensator("back")(aback if asynchronous else back), key="result.id")
+    with pytest.raises(RollbackIncomplete), saga_scope("s", log=log) as saga:
+        _pay(saga, how)
+        raise Lost
+    assert ran == [] and saga.steps[0].status is StepStatus.COMPENSATION_FAILED
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_scope_that_is_cancelled_while_it_opens_is_given_up(log, resumed):
+    """Rule 8: nobody is inside who could ever end it. What it had begun before is left as it was."""
+
+    @compensator("back")
+    def back(key: str) -> None: ...
+
+    if resumed:
+        saga = saga_scope("s", log=log)
+        saga.__enter__()
+        _pay(saga, undo(back, key="result.id"))
+        log.crash()
+        with pytest.raises(LogUnavailable):
+            saga.__exit__(None, None, None)
+    claiming, go = threading.Event(), threading.Event()
+
+    class Slow(MemoryLog):
+        def claim(self, saga_id, *, fresh=False):
+            claiming.set()
+            assert go.wait(20)
+            return super().claim(saga_id, fresh=fresh)
+
+    slow = Slow(log.clock, store=log.store)
+
+    async def body():
+        async with saga_scope("s", log=slow):
+            raise AssertionError("it was cancelled before")
+
+    task = asyncio.create_task(body())
+    assert await asyncio.to_thread(claiming.wait, 20)
+    task.cancel()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not slow.owned("s")
+    assert read_saga(slow, "s").status is (SagaStatus.RUNNING if resumed else SagaStatus.ROLLED_BACK)
 
 
 def test_a_saga_that_only_waits_is_come_back_to_and_another_one_is_not(clock, log):
