@@ -495,6 +495,29 @@ def test_a_saga_in_doubt_is_not_the_one_to_try_where_another_can_tell_at_once(st
     assert types(store, "doubtful").count("CLAIM") == 0
 
 
+def test_one_that_this_process_holds_in_doubt_keeps_nobody_from_trying(store, service):
+    dead(store, ["first"])
+    service.down = True
+    doubtful(store, "doubtful", "refund", seconds=3600.0)
+    clock = ManualClock()
+    recoverer, log = Recoverer(), MemoryLog(clock, store=store)
+    before = MemoryLog(
+        ManualClock(auto=True, monotonic=clock.monotonic() - 60.0, wall=clock.time() - 60.0), store=store
+    )
+    assert recover_as(recoverer, before).untouched == ("doubtful",)
+    stop = threading.Event()
+    holding = threading.Thread(target=recover_as, args=(recoverer, log), kwargs={"stop": stop}, daemon=True)
+    holding.start()
+    clock.wait_until_waiting(due_in=1000.0)
+    assert log.owned("doubtful")
+    dead(store, ["certain"])
+    service.down = False
+    beside = MemoryLog(ManualClock(auto=True, monotonic=clock.monotonic() + 1.0, wall=clock.time() + 1.0), store=store)
+    assert recover_as(recoverer, beside).recovered == ("certain",)
+    stop.set()
+    holding.join(BOUND)
+
+
 def test_what_will_not_be_called_any_more_does_not_wait(store, service):
     """Three processes died in its compensation: that is for a person, at once, whatever its compensator does."""
     mortal: list[MemoryLog] = []

@@ -110,13 +110,17 @@ class Watch:
             try:
                 self._collect()
                 if time.monotonic() >= due:
-                    due = time.monotonic() + self._interval * self._draw.uniform(0.5, 1.5)
+                    due = time.monotonic() + self.pause()
                     self._start_round()
             except _LASTING:
                 raise
             except Exception as error:
                 due = time.monotonic() + self._failed(error)
             self._stop.wait(max(0.0, due - time.monotonic()))
+
+    def pause(self) -> float:
+        """Seconds until the next round: `interval` on average, and never what another process draws."""
+        return self._interval * self._draw.uniform(0.5, 1.5)
 
     def _start_round(self) -> None:
         if len(self._rounds) >= MAX_ROUNDS or not all(each.taken for each in self._rounds):
