@@ -178,7 +178,7 @@ async def test_the_identity_of_a_models_call_is_its_work(till: Till, log: Memory
     ((kind, _, adapter, scope, tool),) = identities(log)
     assert (kind, adapter, tool) == ("body", "llamaindex", "charge")
     label, name, work = scope.split("/")
-    digest, _, number = work.partition(".")
+    digest, _, number = work.partition(":")
     assert (label, name, number) == ("1", "call_tool", "1") and len(digest) == 16
 
 

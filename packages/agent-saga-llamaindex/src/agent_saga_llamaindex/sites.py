@@ -62,7 +62,7 @@ class Book:
             known = self._works.setdefault(label, {})
             if item not in known:
                 number = self._counts[label, call] = self._counts.get((label, call), 0) + 1
-                known[item] = f"{call}.{number}"
+                known[item] = f"{call}:{number}"
             return known[item]
 
     def works(self, label: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Book:
         with self._lock:
             self._works.setdefault(label, {}).update(works)
             for name in works.values():
-                call, _, number = name.rpartition(".")
+                call, _, number = name.rpartition(":")
                 self._counts[label, call] = max(self._counts.get((label, call), 0), int(number))
 
 
