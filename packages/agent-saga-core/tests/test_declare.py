@@ -175,6 +175,11 @@ def test_inverse_of_pairs_by_name(log):
             tool("r1", nights=2)
             raise RuntimeError("enough")
     assert undone == ["r1"]
+    with pytest.raises(RuntimeError, match="enough"):
+        with saga_scope(log=log) as saga:
+            saga.execute("book", book, args={"room": "r2", "nights": 1}, semantics=C)
+            raise RuntimeError("enough")
+    assert undone == ["r1", "r2"]
     with pytest.raises(DeclarationError, match="already has an inverse"):
         inverse_of(book)(unbook)
 

@@ -14,7 +14,7 @@ from agent_saga_core.engine.run import CallSite, Run, StepCall
 from agent_saga_core.engine.step import abandon, step
 from agent_saga_core.errors import DeclarationError, Fenced, LogCorrupted, LogUnavailable, SagaAborted
 from agent_saga_core.lazy import LazyModule
-from agent_saga_core.registry import accepts_key, annotations_of
+from agent_saga_core.registry import accepts_key, annotations_of, paired_inverse
 from agent_saga_core.saga.base import SagaBase
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class SteppingSaga(SagaBase):
                 awaited.
             args: The arguments, recorded and used for the identity and the undo.
             semantics: What the effect means for a rollback.
-            compensate: The inverse: `undo(...)` or `result -> Compensation`.
+            compensate: The inverse: `undo(...)` or `result -> Compensation`. Default: what `inverse_of` paired with
+                `forward`.
             key: The identity of this call: met again in this saga, it returns the recorded result.
             call_id: The framework's id of this call, where that is unique in a scope that survives a resume.
             timeout: Seconds after which the call is given up as UNKNOWN. A sync call then runs in another thread,
@@ -276,6 +277,8 @@ def _spec(
     offload: bool,
 ) -> tuple[StepSpec, bool]:
     hints = annotations_of(forward)
+    if compensate is None and semantics in (ActionSemantics.COMPENSABLE, ActionSemantics.REVERSIBLE):
+        compensate = cast("Inverse", paired_inverse(forward))
     spec = StepSpec.declared(
         tool,
         semantics=semantics,
