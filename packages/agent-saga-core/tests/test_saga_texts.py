@@ -15,6 +15,7 @@ from agent_saga_core import (
     Compensation,
     DeclarationError,
     MemoryLog,
+    ReplayDiverged,
     RollbackIncomplete,
     SagaAborted,
     SagaStatus,
@@ -207,6 +208,24 @@ def test_a_persons_odd_note_and_a_second_word_with_the_result(log):
 
 
 # --- secrets
+
+
+def test_a_result_that_shows_a_secret_of_its_call_is_stored_as_a_digest(log):
+    """Under whatever name the tool gives it back. It cannot be replayed then, and says so."""
+
+    @compensator("back")
+    def back(user: str) -> None: ...
+
+    @saga_tool(semantics="COMPENSABLE", compensate=undo(back, user="args.user"), key="args.user")
+    def login(user: str, password: str) -> dict:
+        return {"url": f"https://{user}:{password}@example.org"}
+
+    with saga_scope("s", log=log):
+        assert login("ada", "hunter2-hunter2")["url"].count("hunter2") == 2
+    assert "hunter2" not in repr(log.read("s"))
+    assert "secret" in log.read("s")[2].data["result"]["$digest"]["reason"]
+    with saga_scope("s", log=log), pytest.raises(ReplayDiverged):
+        login("ada", "hunter2-hunter2")
 
 
 def test_an_identity_does_not_show_a_secret(log):
