@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_saga_core import ActionSemantics, FileLog, compensator, saga_scope, undo
+from agent_saga_core import ActionSemantics, FileLog, MemoryLog, RecoveryReport, compensator, saga_scope, undo
 from agent_saga_core.cli.rounds import Round
 from agent_saga_core.cli.stopping import Stop
 from agent_saga_core.cli.watching import MAX_BACKOFF, Watch
@@ -52,6 +54,28 @@ def test_after_a_server_was_away_they_do_not_all_come_back_at_once(tmp_path: Pat
         longest = [min(MAX_BACKOFF, 5.0 * 2.0**n) for n in range(12)]
         assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True))
     assert drawn[0] != drawn[1]
+
+
+class Ended:
+    """A round that came to its end."""
+
+    ended, taken, error = True, True, None
+
+    def __init__(self, number: int, *attention: str) -> None:
+        self.number = number
+        self.log = MemoryLog()
+        self.report = RecoveryReport(attention=attention)
+
+
+def test_a_round_that_waited_long_makes_nothing_be_told_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watching = watch(tmp_path)
+    with caplog.at_level(logging.INFO, "agent_saga"):
+        for rounds in ([Ended(1, "old")], [Ended(3, "old", "new")], [Ended(2, "old")], [Ended(4, "old", "new")]):
+            for saga_id in rounds[0].report.attention:
+                watching._found(saga_id, "attention", "why")
+            watching._rounds = list[Any](rounds)
+            watching._collect()
+    assert caplog.messages == ["attention old: why", "attention new: why"]
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ class Round(threading.Thread):
         error: What ended it instead.
         ended: Whether there will be no more of it.
         taken: Whether every saga that it may begin has its turn: then it holds up no other round.
+        number: Which one it is, of those of a watch.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class Round(threading.Thread):
         retry: bool,
         progress: Callable[[str, str, str], None],
         at_end: Callable[[], None],
+        number: int = 0,
     ) -> None:
         super().__init__(name="agent-saga-recovery", daemon=True)
         self.log = log
+        self.number = number
         self.halt = halt
         self.report: RecoveryReport | None = None
         self.error: BaseException | None = None

@@ -77,6 +77,7 @@ class Watch:
         self._idle: list[Log] = []
         self._halt = threading.Event()
         self._rounds: list[Round] = []
+        self._begun = self._newest = 0  # rounds, and the newest of them that has ended
         self._told: dict[str, tuple[str, str]] = {}
         self._telling = threading.Lock()
         self._started = False
@@ -138,7 +139,9 @@ class Watch:
             retry=False,
             progress=self._found,
             at_end=self._stop.wake,
+            number=self._begun + 1,
         )
+        self._begun += 1
         self._rounds.append(this)
         this.start()
 
@@ -156,7 +159,9 @@ class Watch:
                 _say(logging.INFO, "available", "the log can be used again")
             self._failures = 0
             self._reachable = True
-            self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
+            if each.number > self._newest:  # one that waited long has seen less than those after it
+                self._newest = each.number
+                self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
         while len(self._idle) > 1:
             _close(self._idle.pop())
         if failure is not None:
