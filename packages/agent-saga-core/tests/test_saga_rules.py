@@ -328,3 +328,28 @@ def test_an_interpreter_that_is_ending_leaves_its_sagas_to_recovery(tmp_path):
 
     assert recover(log).recovered == ("s",)
     log.close()
+
+
+FORKING = """
+import os, sys
+
+seen = []
+
+def look():
+    seen.append(dict(sys.modules["agent_saga_core.log.locks"].opening._holder))
+
+os.register_at_fork(before=look)  # what is registered first is called last
+from agent_saga_core.log import locks
+
+locks._owned[1, 2, 3] = "the parent's"
+child = os.fork()
+if child == 0:
+    os._exit(bool(locks.opening._holder) + 2 * bool(locks._owned))
+print(len(seen[0]), locks.opening._holder, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(locks._owned))
+"""
+
+
+def test_no_descriptor_is_opened_and_not_yet_noted_while_a_process_forks():
+    """Rule 10: a child closes what the parent owns by; one that it did not know of would keep a saga owned."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("1 {} 0 1\n", "")
