@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 import threading
 import uuid
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
@@ -36,7 +38,13 @@ def server_of_its_own() -> Generator[Any]:
     try:
         yield server
     finally:
-        server.cleanup()
+        # Without a checkpoint of what is thrown away; and by its directory, since a test may have restarted it.
+        with suppress(subprocess.CalledProcessError):
+            control(server, "-m", "immediate", "stop")
+        with suppress(psutil.Error):  # it is on its way out, or gone
+            server._postmaster_info.process.wait(10)
+        with suppress(psutil.Error):
+            server.cleanup()
         shutil.rmtree(root, ignore_errors=True)
 
 
