@@ -46,7 +46,7 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
     - `sqlite:///relative.db` or `sqlite:////absolute.db`
     - `postgresql://user@host/database`, with the extra `postgres`; made by `agent-saga log init` only
     - `nats://host:4222`, with the extra `nats`; made by `agent-saga log init` only
-    - `redis://host:6379/0` (`rediss://` for TLS), with the extra `redis`, experimental; made by `agent-saga log init` only
+    - `redis://host:6379/0` (`rediss://` for TLS), with the extra `redis`; experimental; by `log init` only
     - `memory:` for tests, a new and empty log each time
 
     All take the option `?max_result_bytes=N`; `file:` and `sqlite:` take `?force=1`, `sqlite:` takes
