@@ -21,6 +21,7 @@ from agent_saga_core.log import osfile, segments
 from agent_saga_core.log.base import Compaction, history_fault
 from agent_saga_core.log.history import File, History, View
 from agent_saga_core.log.index import Index, Stale, line_at, line_check
+from agent_saga_core.log.lines import encoded_of
 from agent_saga_core.log.locks import lock_whole, unlock_whole
 from agent_saga_core.log.manifest import (
     MANIFEST,
@@ -411,15 +412,13 @@ class _Carry:
 
     def add(self, line: re.Match[bytes]) -> None:
         """Put a record behind the others, as it was written but for its place."""
-        header, start, name, n = line["header"], line.start("header"), line["saga"], int(line["n"])
-        encoded = Encoded(
-            head=header[: line.end("time") - start],
-            name=name,
-            digest=b',"digest":"%b"' % line["digest"],
-            rest=line.string[line.end("header") : line.end()] + b"\n",
-        )
+        self.put(encoded_of(line), int(line["n"]))
+
+    def put(self, encoded: Encoded, n: int) -> None:
+        """Put a record behind the others, as it is."""
+        name = encoded.name
         tail = self.tail
-        if not tail.segment or tail.offset + 256 + len(line[0]) + len(tail.name) > segments.SEGMENT_BYTES:
+        if not tail.segment or tail.offset + 256 + sum(map(len, encoded)) + len(tail.name) > segments.SEGMENT_BYTES:
             self._begin()
         tail = self.tail
         place = b"" if not tail.name or (tail.name == name and tail.n == n - 1) else prev_field(tail.name, tail.n)
