@@ -228,7 +228,7 @@ class Log(Protocol):
         When this returns, every history that is not refused is durable, and `lines` gives it back equal; nobody owns
         those sagas. All or nothing, saga by saga: at no moment, also not after a kill or a loss of power, does anybody
         see some records of a history without the others. Many sagas share a sync: give many at once. Given again, a
-        history that is there is left as it is, also if it went on since. Sagas appear in the order given.
+        history that is there is left as it is, also if it went on since. Given oldest first, they are listed so.
 
         Refused, each for itself and before anything of it is stored: one that somebody owns now in this log, in this
         process or another (`SagaBusy`), that is here with other records or with less of them (`AnotherHistory`), or

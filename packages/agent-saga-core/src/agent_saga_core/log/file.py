@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -17,12 +17,13 @@ from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verifica
 from agent_saga_core.log.commit import Entry, GroupCommitLog
 from agent_saga_core.log.history import History
 from agent_saga_core.log.index import INDEX_FROM
+from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, wholes_of
 from agent_saga_core.log.locks import LOCK_FILES, Exclusion, FileLocks, RangeLocks, SagaLocks, best_scheme
 from agent_saga_core.log.manifest import parse_manifest, read_manifest
-from agent_saga_core.log.retire import compact
+from agent_saga_core.log.retire import adopt, compact
 from agent_saga_core.log.segments import SegmentBatch, SegmentWriter, writer_names
 from agent_saga_core.log.verify import verify
-from agent_saga_core.records import FORMAT_VERSION, Record
+from agent_saga_core.records import FORMAT_VERSION, Encoded, Record
 
 __all__ = ["FileLog"]
 
@@ -162,6 +163,42 @@ class FileLog(GroupCommitLog[SegmentBatch]):
                 progress=progress,
             )
 
+    def _make_durable(self, saga_id: str, own: str | None) -> None:
+        """See `History.make_durable`; afterwards what was read of the saga is durable, and nothing is missing of it."""
+        self._history.refresh()
+        if self._history.make_durable(saga_id, own):
+            # A power loss now loses none of what this second look finds.
+            self._history.refresh()
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        self._check_readable()
+        with _readable(self._directory):
+            self._make_durable(saga_id, None)  # what this process wrote, too: it may not be flushed
+            return tuple(self._history.lines(saga_id))
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`. One call is one stream of segments, which counts from one moment to the other."""
+        self._check(appending=True)
+        wholes = wholes_of(histories)
+        with _readable(self._directory):
+            return adopt_owned(
+                wholes,
+                take=self._locks.acquire,
+                look=self.lines,
+                put=self._put_whole,
+                give_up=self._locks.release,
+                at_once=self._locks.at_once,
+            )
+
+    def _put_whole(self, wholes: Sequence[Whole]) -> None:
+        self._locks.check(whole.saga_id for whole in wholes)
+        adopt(self._directory, self._meta.log, self._meta.lock, wholes)
+        self._history.refresh()
+        self._seal(look=False)
+
     # --- the store's part of group commit
 
     def take(self, saga_id: str, token: object) -> None:
@@ -179,11 +216,7 @@ class FileLog(GroupCommitLog[SegmentBatch]):
     def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
         """See `GroupCommitLog.durable_history`."""
         with _readable(self._directory):
-            self._history.refresh()
-            own = None if self._writer is None else self._writer.name
-            if self._history.make_durable(saga_id, own):
-                # A power loss now loses none of what this second look finds.
-                self._history.refresh()
+            self._make_durable(saga_id, None if self._writer is None else self._writer.name)
             records = self._history.records(saga_id)
         return readable_history(saga_id, records), max((record.n for record in records), default=0)
 

@@ -33,6 +33,7 @@ __all__ = [
     "adopt_owned",
     "encoded_of",
     "is_erased",
+    "is_final",
     "is_there",
     "record_in",
     "whole_of",
@@ -136,6 +137,12 @@ def record_in(saga_id: str, encoded: Encoded) -> Record:
     )
 
 
+def is_final(encoded: Encoded) -> bool:
+    """Whether no record can follow this one."""
+    # No string in a head holds a quotation mark that is not escaped.
+    return encoded.head.partition(b',"type":"')[2].partition(b'"')[0] in _FINAL
+
+
 def is_erased(encoded: Encoded) -> bool:
     """Whether the payload of a record was erased."""
     return encoded.rest[:1] != b","
@@ -173,6 +180,7 @@ def adopt_owned(
     look: Callable[[str], Sequence[Encoded]],
     put: Callable[[Sequence[Whole]], None],
     give_up: Callable[[str, object], None],
+    at_once: int = 1_000_000,
 ) -> Adopted:
     """See `Log.adopt`; for a store on which a saga can be owned for as long as this takes.
 
@@ -182,16 +190,36 @@ def adopt_owned(
         look: What is stored of it; raises `LogCorrupted`.
         put: Store those that are new, each as a whole, and make them durable.
         give_up: End what `take` began, even if that was interrupted.
+        at_once: How many can be owned at one time.
     """
+    done = Adopted()
+    for start in range(0, len(wholes), at_once):
+        some = wholes[start : start + at_once]
+        now = _adopt_some(some, take, look, put, give_up)
+        stored, there = done.stored + now.stored, done.there + now.there
+        done = Adopted(stored=stored, there=there, refused={**done.refused, **now.refused})
+    return done
+
+
+def _adopt_some(
+    wholes: Sequence[Whole],
+    take: Callable[[str, object], None],
+    look: Callable[[str], Sequence[Encoded]],
+    put: Callable[[Sequence[Whole]], None],
+    give_up: Callable[[str, object], None],
+) -> Adopted:
     tokens = {whole.saga_id: object() for whole in wholes}
-    there: list[Whole] = []
+    there: list[str] = []
     fresh: list[Whole] = []
     refused: dict[str, SagaError] = {}
     try:
         for whole in wholes:
             try:
                 take(whole.saga_id, tokens[whole.saga_id])
-                (there if is_there(whole, look(whole.saga_id)) else fresh).append(whole)
+                if is_there(whole, look(whole.saga_id)):
+                    there.append(whole.saga_id)
+                else:
+                    fresh.append(whole)
             except (SagaBusy, AnotherHistory, LogCorrupted) as error:
                 refused[whole.saga_id] = error
         if fresh:
@@ -199,8 +227,4 @@ def adopt_owned(
     finally:
         for saga_id, token in tokens.items():
             give_up(saga_id, token)
-    return Adopted(
-        stored=tuple(whole.saga_id for whole in fresh),
-        there=tuple(whole.saga_id for whole in there),
-        refused=refused,
-    )
+    return Adopted(stored=tuple(whole.saga_id for whole in fresh), there=tuple(there), refused=refused)

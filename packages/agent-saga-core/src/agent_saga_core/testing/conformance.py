@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -56,9 +57,19 @@ def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: A
     return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1_700_000_000.25, data=data)
 
 
+_moments = itertools.count(1_700_000_000)
+
+
 def history(saga: str, *kinds: str, **data: Any) -> Lines:
-    """The history of a saga as a log would hand it out: a record of each type, the first one with `data`."""
-    return tuple(encode(record(saga, n, kind, **(data if n == 1 else {"of": n}))) for n, kind in enumerate(kinds, 1))
+    """The history of a saga as a log would hand it out: a record of each type, the first one with `data`.
+
+    Each one made began later than those made before.
+    """
+    at = float(next(_moments))
+    lines: list[Encoded] = []
+    for n, kind in enumerate(kinds, 1):
+        lines.append(encode(Record(saga=saga, n=n, epoch=1, type=kind, time=at, data=data if n == 1 else {"of": n})))
+    return tuple(lines)
 
 
 def erased(line: Encoded) -> Encoded:
@@ -512,7 +523,7 @@ class LogConformance:
         for one in (log, another()):
             assert {saga_id: one.lines(saga_id) for saga_id in given} == given
             assert [found.type for found in one.read("z-ended")] == list(kinds["z-ended"])
-            assert one.read("a-short")[0] == record("a-short", 1, "START", **HOSTILE)
+            assert one.read("a-short")[0].data == HOSTILE
             assert one.saga_ids() == tuple(given) and one.unfinished().saga_ids == ("open ☃", "a-short")
             assert not one.unfinished().damage and not any(map(one.is_live, given)) and not any(map(one.owned, given))
             assert one.verify().intact and one.verify().records == 13
@@ -625,8 +636,10 @@ class LogConformance:
     def test_many_and_large_histories_are_adopted_at_once(self, log: Log, another: Callable[[], Log]) -> None:
         large: dict[str, Any] = {"text": "ü" * 1_500_000}
         given = {f"s{n:04d}": history(f"s{n:04d}", "START", "INTENT", "DONE", "COMMITTED") for n in range(400)}
-        given["large"] = history("large", "START", *["DONE"] * 3, **large) + tuple(
-            encode(record("large", n, "DONE", **large)) for n in range(5, 8)
+        at = float(next(_moments))
+        given["large"] = tuple(
+            encode(Record(saga="large", n=n, epoch=1, type="DONE" if n > 1 else "START", time=at, data=large))
+            for n in range(1, 8)
         )
         given["long"] = history("long", "START", *["INTENT"] * 3_000)
         assert len(log.adopt(given).stored) == 402
