@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff
 from agent_saga_core.log.commit import Entry
 from agent_saga_core.log.leased import Holding, LeasedLog, Taken, fit
+from agent_saga_core.log.lines import Adopted, Lines, wholes_of
 from agent_saga_core.log.postgres.address import address_of
+from agent_saga_core.log.postgres.adopting import adopt, lines
 from agent_saga_core.log.postgres.compaction import compact
 from agent_saga_core.log.postgres.connection import Server
 from agent_saga_core.log.postgres.lease import Heart
@@ -17,7 +19,7 @@ from agent_saga_core.log.postgres.owning import Ownership
 from agent_saga_core.log.postgres.reading import history, ids_of, is_live, unfinished, verify
 from agent_saga_core.log.postgres.schema import check_rights, open_meta
 from agent_saga_core.log.postgres.writing import RowBatch, Statements, put
-from agent_saga_core.records import Record
+from agent_saga_core.records import Encoded, Record
 
 __all__ = ["PostgresLog"]
 
@@ -119,6 +121,25 @@ class PostgresLog(LeasedLog[RowBatch]):
     def history_there(self, saga_id: str) -> list[Record]:
         """See `LeasedLog.history_there`."""
         return history(self._server, saga_id, self._meta.log_id)
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`. What can be read is durable."""
+        self.check_readable()
+        return lines(self._server, fit(saga_id), self._meta.log_id)
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`. Some 16 MiB go in one transaction; a longer history in one of its own."""
+        self._check(appending=True)
+        wholes = wholes_of(histories)
+        for whole in wholes:
+            fit(whole.saga_id)
+        self.check_writable()
+        return adopt(self._server, self._meta.log_id, wholes, self._is_ours)
+
+    def _is_ours(self, saga_id: str, owner: object) -> bool:
+        return saga_id in self._held or self._heart.mine(owner)
 
     # --- the store's part of group commit
 
