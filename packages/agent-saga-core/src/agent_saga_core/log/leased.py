@@ -140,14 +140,18 @@ class LeasedLog(GroupCommitLog[B]):
     def take(self, saga_id: str, token: object) -> None:
         """See `GroupCommitLog.take`. This excludes the other scopes of this process; a fresh id needs no more."""
         fit(saga_id)
-        if not self._writable:
-            self.admit()  # where that is refused, no effect must start
-            self._writable = True
+        self.check_writable()
         writer = self._heart.writer()
         if self._held.setdefault(saga_id, token) is not token:
             raise SagaBusy(f"saga {saga_id!r} is owned by another scope of this process", saga_id=saga_id)
         if isinstance(token, Owned):
             self._holdings[token] = Holding(writer, 1, fresh=True)
+
+    def check_writable(self) -> None:
+        """Refuse to write where this process may not, once it is asked for: then no effect must start."""
+        if not self._writable:
+            self.admit()
+            self._writable = True
 
     def _take_over(self, saga_id: str, owner: Owned) -> tuple[Record, ...]:
         holding = self._holdings[owner]

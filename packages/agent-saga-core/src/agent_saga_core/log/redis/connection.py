@@ -156,15 +156,19 @@ class Server:
         facts = facts_of(made, self.address)
         made.run_id = facts.run_id
         before = self.facts
+        new = before is None or before.run_id != facts.run_id
         if before is not None and facts.follows:
             raise NotNow("it is a replica now, and takes no records")
-        fault = unfit(facts, self.address)
+        # Later on that is what it looks like when the file is only written anew.
+        if before is not None and new and facts.becoming_durable and not self.address.accept_data_loss:
+            raise NotNow("its append-only file is being made, and counts when that is done")
+        fault = unfit(facts if new else facts._replace(becoming_durable=False), self.address)
         if fault is not None:
             raise LogUnavailable(fault)
         if self.log_id is not None and made.call("HGET", self.address.key("log"), "id") != self.log_id:
             raise self.gone()
         self.facts = facts
-        if before is not None and before.run_id != facts.run_id:
+        if before is not None and new:
             self.drop_idle()
             self.on_change()
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import LogCorrupted, SagaError
+from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff
 from agent_saga_core.log.commit import Entry
 from agent_saga_core.log.leased import Holding, LeasedLog, Taken, fit
+from agent_saga_core.log.lines import Adopted, Lines, adopt_owned, wholes_of
 from agent_saga_core.log.redis.address import address_of
+from agent_saga_core.log.redis.adopting import put_whole
 from agent_saga_core.log.redis.compaction import compact
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.lease import Heart
 from agent_saga_core.log.redis.owning import Ownership
-from agent_saga_core.log.redis.reading import history, ids_of, is_live, unfinished, verify
+from agent_saga_core.log.redis.reading import history, ids_of, is_live, lines, unfinished, verify
 from agent_saga_core.log.redis.schema import check_rights, open_log_id
 from agent_saga_core.log.redis.writing import LineBatch, lose, put
-from agent_saga_core.records import Record
+from agent_saga_core.records import Encoded, Record
 
 __all__ = ["RedisLog"]
 
@@ -106,6 +108,37 @@ class RedisLog(LeasedLog[LineBatch]):
         self.check_readable()
         until = cutoff(self._clock, keep_days)
         return compact(self._server, self._log_id, cutoff=until, dry_run=dry_run, progress=progress)
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        self.check_readable()
+        return lines(self._server, fit(saga_id), self._log_id)
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`."""
+        self._check(appending=True)
+        wholes = wholes_of(histories)
+        self.check_writable()
+        late: dict[str, SagaError] = {}
+        done = adopt_owned(
+            wholes,
+            take=self._exclude,
+            look=self.lines,
+            put=lambda fresh: late.update(put_whole(self._server, fresh, self.lines)),
+            give_up=self._include,
+        )
+        stored = tuple(saga_id for saga_id in done.stored if saga_id not in late)
+        return Adopted(stored=stored, there=done.there, refused={**done.refused, **late})
+
+    def _exclude(self, saga_id: str, token: object) -> None:
+        if self._held.setdefault(fit(saga_id), token) is not token or is_live(self._server, saga_id):
+            raise SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
+
+    def _include(self, saga_id: str, token: object) -> None:
+        if self._held.get(saga_id) is token:
+            self._held.pop(saga_id, None)
 
     # --- owning
 

@@ -14,10 +14,11 @@ from redis.exceptions import ResponseError
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
+from agent_saga_core.log.lines import Lines, is_final
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.scripts import CENSUS, LOOK
 from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import damaged, history_of, read_body
+from agent_saga_core.log.sql import damaged, history_of, lines_of, read_body
 from agent_saga_core.records import FINAL, RECORD_LINE, Record, RecordType
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ids_of",
     "intact",
     "is_live",
+    "lines",
     "row_of",
     "seen",
     "unfinished",
@@ -143,6 +145,13 @@ def _pieces(connection: Connection, server: Server, saga_id: str, most: int) -> 
         many = max(1, min(1_000, many * 4, len(piece) * _PIECE_BYTES // max(size, 1)))
 
 
+def _check_row(saga_id: str, row: Row, *, ended: bool) -> None:
+    if row.length != row.next - 1:
+        raise damaged(saga_id, f"{row.length} records are there, and {row.next - 1} were written")
+    if (row.ended is not None) != ended:
+        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
+
+
 def intact(saga_id: str, row: Row | None, bodies: Sequence[bytes], log_id: bytes) -> list[Record]:
     """The records of a saga, in order, held against its row.
 
@@ -152,10 +161,7 @@ def intact(saga_id: str, row: Row | None, bodies: Sequence[bytes], log_id: bytes
     if row is None:
         return []
     records = history_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next)
-    if row.length != row.next - 1:
-        raise damaged(saga_id, f"{row.length} records are there, and {row.next - 1} were written")
-    if (row.ended is not None) != (bool(records) and records[-1].type in FINAL):
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
+    _check_row(saga_id, row, ended=bool(records) and records[-1].type in FINAL)
     claims = [record.n for record in records if record.type == RecordType.CLAIM]
     if row.epoch != (claims[-1] if claims else 1):
         raise damaged(saga_id, "its row and its records do not agree on who claimed it last")
@@ -170,6 +176,20 @@ def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:
     """
     row, bodies = server.run(lambda connection: seen(connection, server, saga_id))
     return intact(saga_id, row, bodies, log_id)
+
+
+def lines(server: Server, saga_id: str, log_id: bytes) -> Lines:
+    """Every record of the saga, in order, as it is stored.
+
+    Raises:
+        LogCorrupted: Damage concerns this saga.
+    """
+    row, bodies = server.run(lambda connection: seen(connection, server, saga_id))
+    if row is None:
+        return ()
+    found = lines_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next)
+    _check_row(saga_id, row, ended=bool(found) and is_final(found[-1]))
+    return found
 
 
 def is_live(server: Server, saga_id: str) -> bool:

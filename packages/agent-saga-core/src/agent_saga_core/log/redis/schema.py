@@ -12,6 +12,7 @@ All keys begin with the prefix and a colon:
     writers         zset     nonces, by the end of their lease
     writer:NONCE    hash     until, in milliseconds of the server's clock; fenced; count, of its writes
     compact         string   the compaction that is running
+    staged:TOKEN    list     a history that is being adopted and does not fit into one script; it goes within the hour
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ _NEEDED: Final = (
     "ZCARD KEY",
     "ZRANGEBYSCORE KEY 0 1",
     "DEL KEY",
+    "RENAME KEY KEY",
+    "PEXPIRE KEY 1",
+    "PERSIST KEY",
 )
 
 

@@ -13,6 +13,7 @@ from hashlib import sha1
 from typing import Final
 
 __all__ = [
+    "ADOPT",
     "APPEND",
     "CENSUS",
     "FORGET",
@@ -24,6 +25,7 @@ __all__ = [
     "RENEW",
     "RETIRE",
     "RIGHTS",
+    "STAGE",
     "SWEEP",
     "TAKE",
     "Script",
@@ -321,6 +323,74 @@ return {'ok', gone}
 """
 )
 """Forget sagas that are still as they were seen, if this is the compaction that may."""
+
+STAGE: Final = Script(
+    _CALL
+    + """
+if call('LLEN', KEYS[1]) ~= tonumber(ARGV[2]) then return call('LLEN', KEYS[1]) end
+for part = 3, #ARGV, 1000 do call('RPUSH', KEYS[1], unpack(ARGV, part, math.min(part + 999, #ARGV))) end
+call('PEXPIRE', KEYS[1], ARGV[1])
+return call('LLEN', KEYS[1])
+"""
+)
+"""Put a part of a history where nobody looks, behind as many records as are to be there; what is left there goes."""
+
+ADOPT: Final = Script(
+    _CALL
+    + _NOW
+    + """
+local log = call('HMGET', KEYS[1], 'id', 'seq')
+local seq = tonumber(log[2])
+if log[1] ~= ARGV[1] or not seq then return {'another'} end
+for at = 2, 5 do call('ZCARD', KEYS[at]) end
+local at, answers, todo = 3, {}, {}
+for key = 6, #KEYS, 3 do
+  local saga, records, staged = KEYS[key], KEYS[key + 1], KEYS[key + 2]
+  local id, epoch, next, ended, many = unpack(ARGV, at, at + 4)
+  local row = redis.pcall('HMGET', saga, 'next', 'owner')
+  local length = redis.pcall('LLEN', records)
+  local answer = 'n'
+  if row.err or type(length) ~= 'number' then
+    answer = 'd'
+  elseif length == 0 and (not row[1] or row[1] == '1') then
+    answer = 'y'
+    if row[1] then
+      local writer = call('HMGET', ARGV[2] .. (row[2] or ''), 'fenced', 'until')
+      if writer[1] == '0' and tonumber(writer[2]) >= now() then answer = 'b' end
+    end
+    if staged ~= records and call('LLEN', staged) ~= tonumber(next) - 1 then answer = 's' end
+  end
+  many = tonumber(many)
+  answers[#answers + 1] = answer
+  if answer == 'y' then todo[#todo + 1] = {saga, records, staged, id, epoch, next, ended, at + 5, many} end
+  at = at + 5 + many
+end
+for _, one in ipairs(todo) do
+  local saga, records, staged, id, epoch, next, ended, from, many = unpack(one)
+  if staged ~= records then
+    call('RENAME', staged, records)
+    call('PERSIST', records)
+  end
+  for part = from, from + many - 1, 1000 do
+    call('RPUSH', records, unpack(ARGV, part, math.min(part + 999, from + many - 1)))
+  end
+  seq = seq + 1
+  local place = string.format('%.0f', seq)
+  call('HSET', KEYS[1], 'seq', place)
+  call('HSET', saga, 'seq', place, 'epoch', epoch, 'next', next, 'owner', '')
+  call('ZADD', KEYS[2], seq, id)
+  call('ZREM', KEYS[5], id)
+  if ended == '' then
+    call('ZADD', KEYS[3], seq, id)
+  else
+    call('HSET', saga, 'ended', ended)
+    call('ZADD', KEYS[4], ended, id)
+  end
+end
+return {'ok', table.concat(answers)}
+"""
+)
+"""Store whole histories, each if there is nothing of its saga and nobody owns it."""
 
 SWEEP: Final = Script(
     _CALL

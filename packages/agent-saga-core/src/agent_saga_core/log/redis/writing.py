@@ -15,11 +15,11 @@ from agent_saga_core.log.redis.reading import row_of
 from agent_saga_core.log.redis.scripts import APPEND, LOSE
 from agent_saga_core.log.sql import Refusals, body_of, damaged, stored
 
-__all__ = ["Lines", "LineBatch", "lose", "put", "shared_keys"]
+__all__ = ["MOST_BYTES", "MOST_RECORDS", "LineBatch", "Lines", "acknowledged", "lose", "put", "shared_keys"]
 
 # What one script holds up the server for: a millisecond or two.
-_MOST_RECORDS: Final = 500
-_MOST_BYTES: Final = 4 * 2**20
+MOST_RECORDS: Final = 500
+MOST_BYTES: Final = 4 * 2**20
 
 
 class Lines:
@@ -51,7 +51,7 @@ class LineBatch(Batch):
         for entry in entries:
             body = body_of(entry.encoded, log_id)
             size += len(body)
-            if taken and (size > _MOST_BYTES or len(taken) == _MOST_RECORDS):
+            if taken and (size > MOST_BYTES or len(taken) == MOST_RECORDS):
                 break
             taken.append(entry)
             lines = self.sagas.setdefault(entry.saga, Lines())
