@@ -213,6 +213,13 @@ def _leave_alone(job: _Job, folded: SagaFold) -> bool:
         case SagaStatus.COMMITTED | SagaStatus.ROLLED_BACK:
             job.gone = not job.named
             job.ends("untouched", f"it is {folded.status}")
+        case SagaStatus.MOVED:
+            job.gone = not job.named
+            job.ends("untouched", f"it was moved to {folded.moves_to}")
+        case SagaStatus.MOVING:  # it may have arrived: here nobody may act on it any more
+            job.ends(
+                "attention", f"it is being moved to {folded.moves_to}. Go on with agent-saga log copy --unfinished"
+            )
         case SagaStatus.SUSPENDED if folded.deadline is not None and now < folded.deadline:
             job.ends("untouched", "it is suspended and its deadline has not passed")
         # Without a grace the clocks must not matter: one that is behind would make every orphan look young.
@@ -504,10 +511,13 @@ def _resolving(run: Run, named: int | str, said: dict[str, Any], result: Any) ->
     looked: Outcome = yield Blocking(partial(run.log.read, run.saga_id))
     if looked.error is not None:
         raise looked.error
-    _named_step(fold(looked.value, run.saga_id), named)  # before claiming: a misspelt step leaves no trace
+    before = fold(looked.value, run.saga_id)
+    _named_step(before, named)  # before claiming: a misspelt step leaves no trace
+    _refuse_moving(run.saga_id, before)
     records = yield from claim(run, fresh=False, busy_timeout=0.0)
     run.load(records)
     status = run.fold.status
+    _refuse_moving(run.saga_id, run.fold)
     step = _named_step(run.fold, named)
     attempt = next((a for a in reversed(step.attempts) if a.open), None)
     if status.final or attempt is None:
@@ -526,6 +536,16 @@ def _resolving(run: Run, named: int | str, said: dict[str, Any], result: Any) ->
         yield Flush()  # it is rolling back, and a recovery that has the compensators goes on
         return
     yield from roll_back(run, patient_until=run.clock.monotonic(), reason="resolved")
+
+
+def _refuse_moving(saga_id: str, folded: SagaFold) -> None:
+    if folded.moves_to is not None:
+        said = "was moved to" if folded.status.final else "is being moved to"
+        raise SagaNotRunning(
+            f"saga {saga_id!r} {said} the log {folded.moves_to}. Resolve it there, once it has arrived.",
+            saga_id=saga_id,
+            status=folded.status,
+        )
 
 
 def _named_step(folded: SagaFold, named: int | str) -> Step:

@@ -58,7 +58,7 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """What a compaction did, or would do."""
 
     retired: int
-    """Segments that left."""
+    """Segments that left; in a store that has none, whatever `unit` says."""
     sagas: int
     """Finished sagas that the log has forgotten: their ids are unknown to it."""
     carried: int
@@ -67,6 +67,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the log is shorter by; of a dry run, about."""
     kept: int
     """Segments that were left as they are."""
+    unit: str = "saga"
+    """What the store counts as `retired` and `kept`: a noun in the singular."""
 
 
 KEEP_DAYS = 30.0

@@ -133,6 +133,7 @@ def _result(view: View, plan: _Plan, cutoff: float, carried: int, bytes_kept: in
         carried=carried,
         freed=sum(index.page.size for index in plan.retired.values()) - bytes_kept,
         kept=len(view.indexes) + len(view.notes) - len(plan.retired),
+        unit="segment",
     )
 
 
