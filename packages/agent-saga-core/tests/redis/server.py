@@ -21,7 +21,7 @@ from agent_saga_core.log.redis.address import Address, address_of
 
 GIVEN = "AGENT_SAGA_TEST_REDIS"
 BOUND = 30.0
-DURABLE = {"appendonly": "yes", "appendfsync": "always", "save": ""}
+DURABLE = {"appendonly": "yes", "appendfsync": "always", "save": "", "repl-diskless-sync-delay": "0"}
 
 
 def free_port() -> int:
@@ -50,7 +50,9 @@ class Server:
     def start(self, **settings: str) -> None:
         """Start it, on what is in its directory; return when it answers."""
         self.settings |= settings
-        words = [word for name, value in self.settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+        words: list[str] = []
+        for name, value in self.settings.items():
+            words += [f"--{name.replace('_', '-')}", *(value.split() or [""])]
         self._process = subprocess.Popen(
             [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.root), *words],
             stdout=subprocess.DEVNULL,
@@ -76,6 +78,12 @@ class Server:
         """Send a signal to it."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """End it as it wants to be ended."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(BOUND)
 
     def kill(self) -> None:
         """End it at once: what it has not handed to the kernel is gone."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import Compaction
 from agent_saga_core.log.redis.connection import Connection, Server
-from agent_saga_core.log.redis.reading import Row, intact, seen
+from agent_saga_core.log.redis.reading import Found, Histories, Row, intact
 from agent_saga_core.log.redis.scripts import FORGET, SWEEP
 from agent_saga_core.records import FINAL
 
@@ -53,6 +53,8 @@ class _Passage:
         self._cutoff = cutoff
         self._token = uuid.uuid4().hex
         self._skipped = 0
+        self._histories = Histories(server)
+        self._left = -1  # not more than were there when it began: others may end as fast as this goes
         self.sagas = self.records = self.bytes = 0
 
     def begin(self) -> None:
@@ -76,7 +78,7 @@ class _Passage:
         key = self._server.address.key
 
         def leave(connection: Connection) -> object:
-            return connection.run(FORGET, [key("compact"), key("sagas"), key("ended")], [self._token, 1])
+            return connection.run(FORGET, [key("compact"), key("sagas"), key("ended")], [self._token, 0])
 
         self._server.run(leave)
 
@@ -86,18 +88,22 @@ class _Passage:
     def chunk(self, *, delete: bool) -> bool:
         """Forget some; False if there were none left to look at."""
         key = self._server.address.key
+        span = (key("ended"), "-inf", repr(self._cutoff))
+        if self._left < 0:
+            self._left = int(self._server.run(lambda connection: connection.call("ZCOUNT", *span)))
+        many = min(_CHUNK, self._left)
         found: list[bytes] = self._server.run(
-            lambda connection: connection.call(
-                "ZRANGEBYSCORE", key("ended"), "-inf", repr(self._cutoff), "LIMIT", self._skipped, _CHUNK
-            )
+            lambda connection: connection.call("ZRANGEBYSCORE", *span, "LIMIT", self._skipped, many)
         )
         if not found:
             return False
+        self._left -= len(found)
         keys = [key("compact"), key("sagas"), key("ended")]
         arguments: list[Any] = [self._token, _HELD]
         sizes: dict[bytes, list[int]] = {}
-        for name in found:
-            row, sizes[name] = self._may_go(name)
+        for one in self._histories.of(found):
+            name = one.name
+            row, sizes[name] = self._may_go(one)
             if row is not None:
                 keys += [key("saga", name), key("records", name)]
                 arguments += [name, row.seq, row.ended or b"", row.length]
@@ -120,22 +126,21 @@ class _Passage:
         scores = self._server.run(lambda connection: connection.calls(("ZSCORE", key, name) for name in names))
         return {name for name, score in zip(names, scores, strict=True) if score is not None}
 
-    def _may_go(self, name: bytes) -> tuple[Row | None, list[int]]:
+    def _may_go(self, found: Found) -> tuple[Row | None, list[int]]:
         """The row of a saga and the sizes of its records, if it is whole and has really ended that long ago.
 
         Damage is left to be found: a list that says "ended" of a saga that did not is no reason to forget it.
         """
-        saga_id = name.decode("utf-8", "replace")
+        row = found.listed.row
+        if not isinstance(row, Row):
+            return None, []
         try:
-            row, bodies = self._server.run(lambda connection: seen(connection, self._server, saga_id))
-            records = intact(saga_id, row, bodies, self._log_id)
-        except LogCorrupted as error:
-            if error.saga_id is None:
-                raise
+            records = intact(found.saga_id, row, found.bodies, self._log_id)
+        except LogCorrupted:
             return None, []
-        if row is None or not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:
+        if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:
             return None, []
-        return row, [len(body) for body in bodies]
+        return row, [len(body) for body in found.bodies]
 
     def sweep(self) -> None:
         """Take away what processes left that died."""

@@ -34,8 +34,8 @@ class Facts(NamedTuple):
     clustered: bool
     evicts: str | None
     """The policy by which it drops keys of its own accord; None if it does not."""
-    becoming_durable: bool
-    """Whether it has just begun to write an append-only file, which counts when that is complete."""
+    rewriting: bool
+    """Whether it is writing its append-only file anew, or for the first time."""
     settings: dict[str, str] | None
     """None if it does not let them be seen."""
 
@@ -60,7 +60,7 @@ def facts_of(connection: Connection, address: Address) -> Facts:
                 info[name] = value
     major, _, rest = info.get("redis_version", "0.0").partition(".")
     policy = info.get("maxmemory_policy", "noeviction")
-    first = info.get("aof_rewrite_in_progress") == "1" or info.get("aof_rewrite_scheduled") == "1"
+    rewriting = info.get("aof_rewrite_in_progress") == "1" or info.get("aof_rewrite_scheduled") == "1"
     return Facts(
         run_id=info.get("run_id", ""),
         replication_id=info.get("master_replid", ""),
@@ -69,7 +69,7 @@ def facts_of(connection: Connection, address: Address) -> Facts:
         follows=info.get("role") != "master",
         clustered=info.get("cluster_enabled") == "1",
         evicts=policy if policy.startswith("allkeys") else None,
-        becoming_durable=first and info.get("aof_base_size") == "0",
+        rewriting=rewriting,
         settings=_settings(config),
     )
 
@@ -95,8 +95,6 @@ def weaknesses(facts: Facts) -> list[str]:
     found = [f"{name} {settings[name]}" for name, good in wanted.items() if settings.get(name, good) != good]
     if not settings.keys() >= {"appendonly", "appendfsync"}:
         found.append("it does not say what appendonly and appendfsync are")
-    if not found and facts.becoming_durable:
-        found.append("its append-only file is being made, and counts when that is done")
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from redis.exceptions import ResponseError
 
@@ -132,6 +132,79 @@ def seen(connection: Connection, server: Server, saga_id: str) -> tuple[Row | No
     raise damaged(saga_id, "it changes faster than it can be read")
 
 
+class Found(NamedTuple):
+    """A saga as it was at one moment."""
+
+    saga_id: str
+    name: bytes
+    listed: Listed
+    bodies: list[bytes]
+    """The lines of its records; none where its row says nothing of any."""
+
+
+class Histories:
+    """Reads many sagas, with few round trips: a server that syncs for others answers each of them late."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._record_bytes = _PIECE_BYTES // _FIRST_PIECE  # what a record comes to, by what was seen
+
+    def of(self, names: Sequence[bytes]) -> Iterator[Found]:
+        """These sagas, in order.
+
+        Raises:
+            LogCorrupted: The log is gone. Damage of a saga is left to be found.
+        """
+        listed = census(self._server, names)
+        at = 0
+        while at < len(names):
+            most, many, records = max(1, _PIECE_BYTES // self._record_bytes), 0, 0
+            while at + many < len(names) and (not many or records + _length(listed[at + many]) <= most):
+                records += _length(listed[at + many])
+                many += 1
+            yield from self._some(names[at : at + many], listed[at : at + many], at_once=records <= most)
+            at += many
+
+    def _some(self, names: Sequence[bytes], listed: Sequence[Listed], *, at_once: bool) -> Iterator[Found]:
+        key = self._server.address.key
+        asked: list[tuple[str | bytes | int, ...]] = []
+        for name, one in zip(names, listed, strict=True):
+            row = _whole(one)
+            if at_once and row is not None:
+                asked.append(("LRANGE", key("records", name), 0, row.length - 1))
+        answers: Iterator[Any] = iter(self._server.run(lambda connection: connection.calls(asked)) if asked else ())
+        for name, one in zip(names, listed, strict=True):
+            found = Found(name.decode("utf-8", "replace"), name, one, [])
+            if isinstance(one.row, Row):
+                answer: Any = next(answers) if at_once and _whole(one) is not None else None
+                if isinstance(answer, list) and len(cast("list[bytes]", answer)) == one.row.length:
+                    found = found._replace(bodies=cast("list[bytes]", answer))
+                else:
+                    found = self._alone(found)  # it is long, or changed meanwhile, or is damaged
+            if found.bodies:
+                mean = sum(map(len, found.bodies)) // len(found.bodies)
+                self._record_bytes = max(1, (self._record_bytes + mean) // 2)
+            yield found
+
+    def _alone(self, found: Found) -> Found:
+        try:
+            row, bodies = self._server.run(lambda connection: seen(connection, self._server, found.saga_id))
+        except LogCorrupted as error:
+            if error.saga_id is None:
+                raise
+            return found._replace(listed=found.listed._replace(row=str(error)))
+        return found._replace(listed=found.listed._replace(row=row), bodies=bodies)
+
+
+def _whole(listed: Listed) -> Row | None:
+    row = listed.row
+    return row if isinstance(row, Row) and 0 < row.length == row.next - 1 else None
+
+
+def _length(listed: Listed) -> int:
+    return listed.row.length if isinstance(listed.row, Row) else 0
+
+
 def _pieces(connection: Connection, server: Server, saga_id: str, most: int) -> Iterator[bytes]:
     key = server.address.key("records", saga_id.encode())
     at, many = 0, _FIRST_PIECE
@@ -152,12 +225,14 @@ def _check_row(saga_id: str, row: Row, *, ended: bool) -> None:
         raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
 
 
-def intact(saga_id: str, row: Row | None, bodies: Sequence[bytes], log_id: bytes) -> list[Record]:
+def intact(saga_id: str, row: Row | str | None, bodies: Sequence[bytes], log_id: bytes) -> list[Record]:
     """The records of a saga, in order, held against its row.
 
     Raises:
         LogCorrupted: They are not what was written.
     """
+    if isinstance(row, str):
+        raise damaged(saga_id, row)
     if row is None:
         return []
     records = history_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next)
@@ -297,6 +372,7 @@ class _Walk:
         self._server = server
         self._log_id = log_id
         self._progress = progress
+        self._histories = Histories(server)
         self.records = 0
         self.damage: list[Damage] = []
 
@@ -308,26 +384,24 @@ class _Walk:
 
     def sagas(self) -> None:
         for names in names_in(self._server, "sagas", most=_PAGE):
-            for name, listed in zip(names, census(self._server, names), strict=True):
-                self._saga(name, listed)
+            for found in self._histories.of(names):
+                self._saga(found)
 
-    def _saga(self, name: bytes, listed: Listed) -> None:
-        saga_id = name.decode("utf-8", "replace")
-        if listed.row is None and listed.in_sagas is None:
+    def _saga(self, found: Found) -> None:
+        saga_id, name, listed, bodies = found
+        row = listed.row
+        if row is None and (listed.in_sagas is None or census(self._server, [name])[0].in_sagas is None):
             return  # forgotten since
-        fault = listed.row if isinstance(listed.row, str) else _misplaced(listed)
+        fault = row if isinstance(row, str) else _misplaced(listed)
         if fault is not None:
             self.blame(name, fault)
             return
         before = self.records
         try:
-            row, bodies = self._server.run(lambda connection: seen(connection, self._server, saga_id))
             records = intact(saga_id, row, bodies, self._log_id)
             if any(record.type in FINAL for record in records[:-1]):
                 raise damaged(saga_id, "records follow its final one")
         except LogCorrupted as error:
-            if error.saga_id is None:
-                raise
             self.blame(name, str(error))
             return
         self.records += len(records)

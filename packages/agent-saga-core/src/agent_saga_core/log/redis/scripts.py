@@ -284,7 +284,7 @@ local there = tonumber(row[2])
 if there and there >= tonumber(next) then return 0 end
 if there and row[1] ~= me and row[1] ~= '' then return 0 end
 if row[3] then
-  call('HSET', KEYS[5], 'next', next)
+  call('HSET', KEYS[5], 'next', next, 'owner', '')
 else
   seq = seq + 1
   call('HSET', KEYS[1], 'seq', string.format('%.0f', seq))
@@ -318,7 +318,7 @@ for _, one in ipairs(todo) do
   call('ZREM', KEYS[2], one[3])
   call('ZREM', KEYS[3], one[3])
 end
-call('PEXPIRE', KEYS[1], ARGV[2])
+if ARGV[2] == '0' then call('DEL', KEYS[1]) else call('PEXPIRE', KEYS[1], ARGV[2]) end
 return {'ok', gone}
 """
 )
