@@ -17,7 +17,7 @@ from agent_saga_core.log.base import (
     readable_history,
 )
 from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog
-from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, is_erased, record_in, wholes_of
+from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, is_erased, is_final, record_in, wholes_of
 from agent_saga_core.log.sql import damaged
 from agent_saga_core.records import FINAL, RECORD_LINE, Encoded, Record, encode, finish_line, record_of
 
@@ -162,7 +162,8 @@ class MemoryLog(GroupCommitLog[Batch]):
         found: list[Damage] = []
         for saga_id in list(self._store.records):
             try:
-                self.read(saga_id)
+                if any(map(is_final, self.lines(saga_id)[:-1])):
+                    raise damaged(saga_id, "records follow its final one")
             except LogCorrupted as error:
                 found.append(Damage(where=f"memory, saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,)))
         return tuple(found)

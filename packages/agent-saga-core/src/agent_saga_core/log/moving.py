@@ -1,9 +1,9 @@
 """Moving between logs: sagas that have ended are copied, sagas that have not are moved. `docs/log-copy.md`.
 
 The rule under which no effect is undone twice, and none forgotten: a saga that has not ended may be recovered from one
-log at a time. So it is marked in its old log, durably, before anything of it is in the new one (MOVING: nobody touches it
-here any more, and it is still unfinished), and ends there when the new one has it (MOVED). Killed in between, the next
-copy goes on.
+log at a time. So it is marked in its old log, durably, before anything of it is in the new one (MOVING: it is still
+unfinished, and nobody touches it here any more), and ends there when the new one has it (MOVED). Killed in between, the
+next copy goes on.
 """
 
 from __future__ import annotations

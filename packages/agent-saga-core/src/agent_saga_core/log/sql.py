@@ -15,7 +15,7 @@ import msgspec
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaError
 from agent_saga_core.log.base import history_fault
 from agent_saga_core.log.commit import Entry, Owned
-from agent_saga_core.log.lines import encoded_of
+from agent_saga_core.log.lines import encoded_of, record_in
 from agent_saga_core.log.scan import saga_name
 from agent_saga_core.records import (
     MAX_LINE_BYTES,
@@ -107,7 +107,7 @@ def _line_in(body: object, saga_id: str, n: object, log_id: bytes) -> re.Match[b
     return line if digest_fits(line) else "its data are not what was written"
 
 
-def read_body(body: object, saga_id: str, n: object, log_id: bytes) -> Record | str:
+def read_body(body: object, saga_id: str, n: object, log_id: bytes, *, erased: bool = False) -> Record | str:
     """The record of a stored line, or what is wrong with it. Never raises: every byte may be hostile.
 
     Args:
@@ -115,18 +115,26 @@ def read_body(body: object, saga_id: str, n: object, log_id: bytes) -> Record | 
         saga_id: The saga that the row says it belongs to.
         n: The number that the row says it has.
         log_id: The id of the log.
+        erased: Whether it may be erased; it has no data then.
     """
     line = _line_in(body, saga_id, n, log_id)
     if isinstance(line, str):
         return line
     record = record_of(line, saga_id)
+    if record is None and line["salt"] is None and erased:
+        return record_in(saga_id, encoded_of(line))
     if record is None:
         return "its payload was erased" if line["salt"] is None else "its data are no JSON that we write"
     return record
 
 
 def history_of(
-    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, *, next_n: int | None
+    saga_id: str,
+    rows: Iterable[tuple[object, object]],
+    log_id: bytes,
+    *,
+    next_n: int | None,
+    erased: bool = False,
 ) -> list[Record]:
     """Every record of a saga, in order, whatever its type.
 
@@ -135,13 +143,14 @@ def history_of(
         rows: Number and stored line of each, in order.
         log_id: The id of the log.
         next_n: The number that the store expects next; None if the store does not know the saga.
+        erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
 
     Raises:
         LogCorrupted: A record is missing, there twice, or not what was written.
     """
     records: list[Record] = []
     for n, body in rows:
-        found = read_body(body, saga_id, n, log_id)
+        found = read_body(body, saga_id, n, log_id, erased=erased)
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         records.append(found)

@@ -195,7 +195,7 @@ def _named(body: object, log_id: bytes) -> str | None:
 
 
 def intact(connection: sqlite3.Connection, seq: int, saga_id: str, next_n: object, log_id: bytes) -> list[Record]:
-    """The records of a saga of which the row is known.
+    """The records of a saga of which the row is known. Erased ones are intact, and have no data.
 
     Raises:
         LogCorrupted: One is damaged.
@@ -204,7 +204,7 @@ def intact(connection: sqlite3.Connection, seq: int, saga_id: str, next_n: objec
         raise damaged(saga_id, "its row is not what was written")
     try:
         rows = connection.execute("SELECT n, body FROM record WHERE saga = ? ORDER BY n", (seq,))
-        return history_of(saga_id, rows, log_id, next_n=next_n)
+        return history_of(saga_id, rows, log_id, next_n=next_n, erased=True)
     except sqlite3.DatabaseError as error:
         if not _malformed(error):
             raise
