@@ -225,9 +225,10 @@ class Passage:
 
     async def _unmark(self, entries: dict[str, Seen]) -> None:
         for saga_id in await self._index.marks():
-            seen = entries.get(saga_id)
-            if seen is None:
-                seen = await self._index.get(saga_id)
+            try:
+                seen = entries.get(saga_id) or await self._index.get(saga_id)
+            except LogCorrupted:
+                continue
             if seen is None or seen.entry.ended is not None:
                 await self._index.drop_mark(saga_id)
 

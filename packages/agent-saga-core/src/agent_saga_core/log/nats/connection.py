@@ -35,9 +35,11 @@ T = TypeVar("T")
 
 _ANSWER_WITHIN: Final = 2.0
 """Seconds after which a request is made again: a cluster that elects a leader does not answer at all."""
+_CONNECT_WITHIN: Final = 2
 _HEADER_ROOM: Final = 4_096
 _SMALLEST_PAYLOAD: Final = 65_536
 _PAGE_BYTES: Final = 16 * 2**20
+_NO_TLS: Final = "the address asks for TLS, and the server does not: nothing was said to it"
 
 _WRONG_LAST: Final = frozenset({10071, 10164})
 _NOTHING_THERE: Final = frozenset({10037, 10043, 10057})
@@ -115,6 +117,7 @@ class _Link:
         self.lost: str | None = None
         self.inbox = client.new_inbox()
         self.waiting: dict[str, asyncio.Future[Msg] | asyncio.Queue[Msg | None]] = {}
+        self.asked: dict[str, str] = {}  # what is waited for, and the subject of the question
 
     async def begin(self) -> None:
         client: Any = self.client
@@ -126,6 +129,13 @@ class _Link:
             waiting.put_nowait(message)
         elif waiting is not None and not waiting.done():
             waiting.set_result(message)
+
+    def deny(self, said: str) -> None:
+        """The server says that this client may not publish there: no answer will come."""
+        for token, subject in self.asked.copy().items():
+            waiting = self.waiting.get(token)
+            if f'"{subject.lower()}"' in said.lower() and isinstance(waiting, asyncio.Future) and not waiting.done():
+                waiting.set_exception(Refused(said))
 
     def lose(self, why: str) -> None:
         if self.lost is not None:
@@ -284,6 +294,9 @@ class Server:
 
         async def failed(error: Exception) -> None:
             self._said = self.line_of(error)
+            if "ermissions" in self._said:
+                for one in link:
+                    one.deny(self._said)
 
         given: dict[str, Any] = {
             "servers": list(dict.fromkeys((*address.servers, *self._discovered))),
@@ -296,7 +309,7 @@ class Server:
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0.02,
-            "connect_timeout": 2,
+            "connect_timeout": _CONNECT_WITHIN,
             "ping_interval": 5,
             "disconnected_cb": lost,
             "closed_cb": lost,
@@ -305,15 +318,23 @@ class Server:
         try:
             if address.tls:
                 given["tls"] = self._tls()
-            await client.connect(**{name: value for name, value in given.items() if value is not None})
-        except nats.errors.AuthorizationError:
-            raise Refused("the server refuses these credentials (authorization violation)") from None
-        except ModuleNotFoundError:
-            raise Refused("credentials in a file need a package; pip install nkeys") from None
-        except (ValueError, ssl.SSLError) as error:
-            raise Refused(self.line_of(error)) from None
-        except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise self._why_not(error) from None
+                # The client would go on without it where a server, or who stands before it, does not ask for it.
+                for name in ("user", "password", "token"):
+                    given[name] = _if_encrypted(client, given[name])
+            # A handshake that fails may leave the client waiting for what does not come.
+            await asyncio.wait_for(
+                client.connect(**{name: value for name, value in given.items() if value is not None}),
+                _CONNECT_WITHIN * (1 + len(given["servers"])),
+            )
+        except BaseException as error:
+            await _drop(client)
+            why = self._why_not(error)
+            if why is None:
+                raise
+            raise why from None
+        if address.tls and not _is_encrypted(client):
+            await _drop(client)
+            raise Refused(_NO_TLS)
         made = _Link(client)
         link.append(made)
         await made.begin()
@@ -321,15 +342,24 @@ class Server:
         self._discovered = tuple(server.geturl() for server in client.discovered_servers)
         if self.max_payload < _SMALLEST_PAYLOAD:
             made.lose("it is not fit")
-            await client.close()
+            await _drop(client)
             raise Refused(
                 f"max_payload of the server is {self.max_payload} bytes; a log needs {_SMALLEST_PAYLOAD} at least"
             )
         return made
 
-    def _why_not(self, error: BaseException) -> Exception:
+    def _why_not(self, error: BaseException) -> Exception | None:
+        """What it means that there is no connection; None if it is about something else."""
         said = self._said or self.line_of(error)
-        if "uthorization" in said or "uthentication" in said:
+        if isinstance(error, ModuleNotFoundError):
+            return Refused("credentials in a file need a package; pip install nkeys")
+        if isinstance(error, ssl.SSLError):
+            return Refused(error.args[0] if error.args == (_NO_TLS,) else f"TLS failed: {self.line_of(error)}")
+        if isinstance(error, ValueError):
+            return Refused(self.line_of(error))
+        if not isinstance(error, OSError | nats.errors.Error | asyncio.TimeoutError):
+            return None
+        if isinstance(error, nats.errors.AuthorizationError) or "uthorization" in said or "uthentication" in said:
             return Refused(f"the server refuses these credentials ({said})")
         return Away(said)
 
@@ -371,6 +401,7 @@ class Server:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Msg] = loop.create_future()
         link.waiting[token] = answer
+        link.asked[token] = subject
         timer = loop.call_later(_ANSWER_WITHIN, _late, answer)
         try:
             try:
@@ -385,6 +416,7 @@ class Server:
         finally:
             timer.cancel()
             link.waiting.pop(token, None)
+            link.asked.pop(token, None)
         if (message.headers or {}).get("Status") == "503":
             raise Away("no JetStream answers there")
         return message
@@ -600,7 +632,45 @@ class Server:
 
 async def _end(link: _Link) -> None:
     link.lose("it is closed")
-    await link.client.close()
+    await _drop(link.client)
+
+
+async def _drop(client: Client) -> None:
+    """End a client, also one that never came to be connected, and its socket."""
+    transport: Any = getattr(client, "_transport", None)
+
+    async def end() -> None:
+        await client.close()
+        if transport is not None:
+            transport.close()
+            await transport.wait_closed()
+
+    # As a task of its own: what a failed handshake left is cancelled, or waited for without an end.
+    await asyncio.wait([asyncio.ensure_future(_quietly(end()))], timeout=1.0)
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    with suppress(Exception, asyncio.CancelledError):
+        await work
+
+
+def _is_encrypted(client: Client) -> bool:
+    transport: Any = getattr(client, "_transport", None)
+    writer: Any = getattr(transport, "_io_writer", None)
+    return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+
+def _if_encrypted(client: Client, secret: str | None) -> Callable[[], str] | None:
+    """What gives that credential away on an encrypted connection only."""
+    if secret is None:
+        return None
+
+    def give() -> str:
+        if not _is_encrypted(client):
+            raise ssl.SSLError(_NO_TLS)
+        return secret
+
+    return give
 
 
 def _late(answer: asyncio.Future[Msg]) -> None:

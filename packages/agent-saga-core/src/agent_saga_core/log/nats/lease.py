@@ -23,6 +23,9 @@ __all__ = ["Heart", "State", "Watch"]
 
 
 _TRIES: Final = 3
+_LONG_AGO: Final = 10.0
+"""How many times its length a lease must have been unchanged before anybody but a claimer ends its writer: one that only
+slept finds what it had when it wakes."""
 
 
 class State(Enum):
@@ -59,16 +62,27 @@ class Watch:
             return State.EXPIRED, leased
         return State.LIVE, leased
 
-    def ran_out(self, leased: Leased, asked: float) -> bool:
-        """Note a lease that was read, asked for at that moment; whether it is known to have run out."""
+    def ran_out(self, leased: Leased, asked: float, *, times: float = 1.0) -> bool:
+        """Note a lease that was read, asked for at that moment; whether it is known to have run out.
+
+        Args:
+            leased: What was read.
+            asked: When it was asked for.
+            times: How many times its length it must have been watched.
+        """
         look = self._looks.get(leased.nonce)
         if look is None or look.revision != leased.revision:
             self._looks[leased.nonce] = _Look(leased.revision, now())
             return False
-        return asked - look.since >= leased.lease.seconds
+        return asked - look.since >= times * leased.lease.seconds
 
-    async def patrol(self, own: Collection[str]) -> None:
-        """Look at every lease, and let others know of those that ran out: who comes later need not watch them again."""
+    async def patrol(self, own: Collection[str], bury: Callable[[Leased], Coroutine[Any, Any, None]]) -> None:
+        """Look at every lease, and let others know of those that ran out: who comes later need not watch them again.
+
+        Args:
+            own: The writers of this process.
+            bury: What to do with one that ran out long ago.
+        """
         asked = now()
         there: set[str] = set()
         for leased in await self._index.leases():
@@ -77,6 +91,8 @@ class Watch:
                 continue
             if self.ran_out(leased, asked) and await self._index.expired(leased.nonce) != leased.revision:
                 await self._index.put_expired(leased.nonce, leased.revision)
+            if self.ran_out(leased, asked, times=_LONG_AGO):
+                await bury(leased)
         for nonce in self._looks.keys() - there:
             self._looks.pop(nonce, None)
 
@@ -94,12 +110,14 @@ class Heart(shared.Heart[Server]):
         seconds: float,
         *,
         leave: Callable[[Pen], Coroutine[Any, Any, None]],
+        bury: Callable[[Leased], Coroutine[Any, Any, None]],
     ) -> None:
         super().__init__(seconds, server.timeout)
         self._server = server
         self._index = index
         self._watch = watch
         self._leave = leave
+        self._bury = bury
         self.pens: dict[uuid.UUID, Pen] = {}
 
     def pen(self, writer: Writer) -> Pen:
@@ -148,7 +166,7 @@ class Heart(shared.Heart[Server]):
         renewed = connection.run(lambda: connection.patient(patience, lambda: self._renew_all(writers)))
         own = {pen.nonce for pen in self.pens.copy().values()}
         try:
-            connection.run(lambda: connection.patient(patience, lambda: self._watch.patrol(own)))
+            connection.run(lambda: connection.patient(patience, lambda: self._watch.patrol(own, self._bury)))
         except SagaError:
             return renewed  # that is for others; the lease of this process does not depend on it
         return renewed

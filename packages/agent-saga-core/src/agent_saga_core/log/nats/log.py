@@ -64,7 +64,12 @@ class NatsLog(LeasedLog[LineBatch]):
         self._reader: Final = Reader(self._server, self._index, self._log_id)
         self._ownership: Final = Ownership(self._server, self._index, self._reader, self._log_id)
         self._nats_heart: Final = Heart(
-            self._server, self._index, self._ownership.watch, self._address.lease, leave=self._ownership.leave
+            self._server,
+            self._index,
+            self._ownership.watch,
+            self._address.lease,
+            leave=self._ownership.leave,
+            bury=self._ownership.bury_idle,
         )
         self.begin(self._nats_heart)
 
@@ -158,6 +163,7 @@ class NatsLog(LeasedLog[LineBatch]):
         self._heart.called_off(saga_id)  # it was given up while the servers were away, and must not be from now on
         if not holding.writer.good() and not self._heart.still(holding.writer):
             return None
+        holding.asked = True
         taken = self._server.run(lambda: self._ownership.take(saga_id, holding, self._nats_heart, self._clock.time))
         if taken is None:
             self._heart.ask()

@@ -52,6 +52,7 @@ class Ownership:
         self._index = index
         self._reader = reader
         self._log_id = log_id
+        self._turns: dict[Holding, asyncio.Lock] = {}
         self._ends: dict[str, tuple[Pen, Kept, float]] = {}
         self._noting: asyncio.Task[None] | None = None
 
@@ -66,6 +67,15 @@ class Ownership:
             SagaBusy: A live process has it.
             LogCorrupted: Damage concerns it. It is not owned.
         """
+        # Who was interrupted gives the saga up while this still goes on: then that waits for it.
+        turn = self._turns.setdefault(holding, asyncio.Lock())
+        try:
+            async with turn:
+                return await self._try(saga_id, holding, heart, clock)
+        finally:
+            self._turns.pop(holding, None)
+
+    async def _try(self, saga_id: str, holding: Holding, heart: Heart, clock: Callable[[], float]) -> Taken | None:
         pen = heart.pen(holding.writer)
         if holding.writer.lost is not None:
             return None
@@ -83,7 +93,7 @@ class Ownership:
 
     async def _appear(self, saga_id: str, holding: Holding, pen: Pen) -> Taken | None:
         entry = Entry(saga=saga_id, life=new_token(), owner=pen.nonce)
-        holding.asked, holding.epoch = True, 1
+        holding.epoch = 1
         try:
             revision = await self._index.change(entry, 0)
         except Conflict:
@@ -125,7 +135,7 @@ class Ownership:
         """Somebody claimed the id, and is gone or lets go of it, and nothing is begun."""
         before = found.seen.entry
         entry = Entry(saga=before.saga, life=new_token(), owner=pen.nonce, epoch=before.epoch, born=found.seen.born)
-        holding.asked, holding.epoch = True, entry.epoch
+        holding.epoch = entry.epoch
         try:
             revision = await self._index.change(entry, found.seen.revision)
         except Conflict:
@@ -153,7 +163,7 @@ class Ownership:
         )
         claim = Record(saga=before.saga, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
         body = body_of(encode(claim), self._log_id)
-        holding.asked, holding.epoch = True, n
+        holding.epoch = n
         try:
             revision = await self._index.change(entry, found.seen.revision)
         except Conflict:
@@ -213,6 +223,13 @@ class Ownership:
         await self._settle(nonce, await self._reader.tails(nonce))
         await self._index.drop_lease(nonce)
 
+    async def bury_idle(self, leased: Leased) -> None:
+        """End a writer that has been gone for long, if it has left nothing that anybody would have to recover."""
+        tails = await self._reader.tails(leased.nonce)
+        entries, _ = await self._index.some(saga for saga, tail in tails.items() if not tail.final)
+        if not any(seen.entry.owner == leased.nonce and seen.entry.ended is None for seen in entries.values()):
+            await self.fence(leased.nonce, leased)
+
     async def _settle(self, nonce: str, tails: dict[str, Tail]) -> None:
         entries, _ = await self._index.some(tails)
         theirs = {
@@ -265,6 +282,10 @@ class Ownership:
 
     async def release(self, saga_id: str, holding: Holding, pen: Pen) -> None:
         """Give a saga back."""
+        turn = self._turns.get(holding)
+        if turn is not None:
+            async with turn:
+                pass
         kept = self.kept.get(holding)
         if kept is None or pen.writer.lost is not None or pen.fenced:
             self.kept.pop(holding, None)

@@ -354,6 +354,8 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
         if (saga_id, seen.entry.life) not in walk.sagas and (seen.entry.next > 1 or seen.entry.ended is not None):
             suspects[saga_id] = "its records are missing"
     for saga_id, fault in suspects.items():
+        if any(saga_id in (one.saga_ids or ()) for one in damage):
+            continue
         if saga_id in entries or fault != "the index does not know it":
             damage += await _suspected(reader, saga_id)
         elif await reader.index.get(saga_id) is None:
