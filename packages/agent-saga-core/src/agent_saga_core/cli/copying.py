@@ -29,6 +29,12 @@ def copy_verb(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Move the sagas that have not ended; they end in SRC.")
     ] = False,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0.0, help="Wait so long for processes to end, or their leases to run out."
+        ),
+    ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and tell what would be done.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -38,7 +44,9 @@ def copy_verb(
     """
     with opened(source) as here, opened(target) as there, _shown(quiet=as_json) as progress:
         try:
-            done = copy_log(here, there, live=live, unfinished=unfinished, dry_run=dry_run, progress=progress)
+            done = copy_log(
+                here, there, live=live, unfinished=unfinished, dry_run=dry_run, patience=wait, progress=progress
+            )
         except ValueError as error:
             raise Complaint(plain(str(error))) from error
     if as_json:

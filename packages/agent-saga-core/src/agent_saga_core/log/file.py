@@ -163,20 +163,12 @@ class FileLog(GroupCommitLog[SegmentBatch]):
                 progress=progress,
             )
 
-    def _make_durable(self, saga_id: str, own: str | None) -> None:
-        """See `History.make_durable`; afterwards what was read of the saga is durable, and nothing is missing of it."""
-        self._history.refresh()
-        if self._history.make_durable(saga_id, own):
-            # A power loss now loses none of what this second look finds.
-            self._history.refresh()
-
     # --- moving
 
     def lines(self, saga_id: str) -> Lines:
         """See `Log.lines`."""
         self._check_readable()
         with _readable(self._directory):
-            self._make_durable(saga_id, None)  # what this process wrote, too: it may not be flushed
             return tuple(self._history.lines(saga_id))
 
     def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
@@ -216,7 +208,11 @@ class FileLog(GroupCommitLog[SegmentBatch]):
     def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
         """See `GroupCommitLog.durable_history`."""
         with _readable(self._directory):
-            self._make_durable(saga_id, None if self._writer is None else self._writer.name)
+            self._history.refresh()
+            own = None if self._writer is None else self._writer.name
+            if self._history.make_durable(saga_id, own):
+                # A power loss now loses none of what this second look finds.
+                self._history.refresh()
             records = self._history.records(saga_id)
         return readable_history(saga_id, records), max((record.n for record in records), default=0)
 

@@ -233,20 +233,22 @@ class View:
         """
         return [self._record_in(line, place, saga_id) for line, place in self._lines(saga_id)]
 
-    def lines(self, saga_id: str) -> list[Encoded]:
-        """Every record of the saga that has been read, in order, as it is stored.
+    def lines(self, saga_id: str) -> tuple[list[Encoded], bool]:
+        """Every record of the saga that has been read, in order, as it is stored; and whether all are durable.
 
         Raises:
             LogCorrupted: Damage may concern this saga.
             Stale: An index is not what it was made from.
         """
         found: list[Encoded] = []
+        durable = True
         for line, place in self._lines(saga_id):
             if line is None:
                 self._record_in(line, place, saga_id)
             else:
                 found.append(encoded_of(line))
-        return found
+            durable = durable and self._is_durable(place.file, place.offset)
+        return found, durable
 
     def _lines(self, saga_id: str) -> Iterator[tuple[re.Match[bytes] | None, _Place]]:
         known = self.settled(saga_id)
@@ -578,12 +580,20 @@ class History:
         return self.ask(lambda view: view.records(saga_id))
 
     def lines(self, saga_id: str) -> list[Encoded]:
-        """Every record of the saga that has been read, in order, as it is stored.
+        """Every record of the saga, in order, as it is stored; each is durable, and so is it that none is there.
 
         Raises:
             LogCorrupted: Damage may concern this saga.
         """
-        return self.ask(lambda view: view.lines(saga_id))
+        with self._reading:
+            self.refresh()
+            found, durable = self.ask(lambda view: view.lines(saga_id))
+            if not durable or self._seen != self._durable:
+                # What this process wrote is synced as well: it may not be flushed.
+                self.make_durable(saga_id, None)
+                self.refresh()
+                found, _ = self.ask(lambda view: view.lines(saga_id))
+            return found
 
     def make_durable(self, saga_id: str, own: str | None) -> bool:
         """Sync every segment and directory that holds a record of the saga; False if all was known to be durable.

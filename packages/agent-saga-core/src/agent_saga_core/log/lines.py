@@ -20,6 +20,7 @@ from agent_saga_core.records import (
     Encoded,
     Record,
     RecordType,
+    critical_unknown,
     decode_data,
     digest_fits,
     finish_line,
@@ -76,6 +77,8 @@ class Whole(NamedTuple):
     """The number of the last CLAIM; 1 if there is none."""
     ended: float | None
     """The time of the final record; None if there is none."""
+    unknown: tuple[int, str] | None
+    """Number and type of the first record that is critical and of a type that this version does not know."""
 
 
 _CLAIM: Final = RecordType.CLAIM.encode()
@@ -93,6 +96,12 @@ def encoded_of(line: re.Match[bytes]) -> Encoded:
     )
 
 
+def _has_no_place(line: re.Match[bytes], encoded: Encoded) -> bool:
+    """Whether the pieces of a line are what they are taken for, and `synced` and `prev` are not among them."""
+    start, time, header = line.start("header"), line.end("time"), line.end("header")
+    return time - start == len(encoded.head) and header - time == len(encoded.digest)
+
+
 def whole_of(saga_id: str, lines: Sequence[Encoded]) -> Whole:
     """Check a history that is to be adopted: whoever gives it may be wrong, or hostile.
 
@@ -100,17 +109,19 @@ def whole_of(saga_id: str, lines: Sequence[Encoded]) -> Whole:
         ValueError: It is none that a log of ours could hold. The message shows nothing of what is in it.
     """
     name = msgspec.json.encode(saga_id)
-    epoch, epochs, ended = 1, list[int](), None
+    epoch, epochs, ended, unknown = 1, list[int](), None, None
     for n, encoded in enumerate(lines, 1):
         whole = finish_line(encoded, b"", b"")[0]
         line = RECORD_LINE.fullmatch(whole[:-1]) if len(whole) <= MAX_LINE_BYTES and whole[-1:] == b"\n" else None
-        fits = line is not None and encoded_of(line) == encoded and encoded.name == name and int(line["n"]) == n
-        if line is None or not (fits and digest_fits(line)):
+        fits = line is not None and _has_no_place(line, encoded) and encoded.name == name == line["saga"]
+        if line is None or not (fits and int(line["n"]) == n and digest_fits(line)):
             raise ValueError(f"record {n} of saga {saga_id!r} is not what a log would hold in this place")
         if ended is not None:
             raise ValueError(f"record {n} of saga {saga_id!r} follows its final one")
         if line["salt"] is not None and decode_data(line["data"]) is None:
             raise ValueError(f"record {n} of saga {saga_id!r} holds no JSON that we write")
+        if unknown is None and critical_unknown(line["type"].decode(), line["optional"] is not None):
+            unknown = n, line["type"].decode()
         if line["type"] == _CLAIM:
             epoch = n
         elif line["type"] in _FINAL:
@@ -118,7 +129,7 @@ def whole_of(saga_id: str, lines: Sequence[Encoded]) -> Whole:
         epochs.append(n if line["type"] == _CLAIM else int(line["epoch"] or 1))
     if not lines:
         raise ValueError(f"the history of saga {saga_id!r} is empty; there is nothing to adopt")
-    return Whole(saga_id, tuple(lines), range(1, len(lines) + 1), tuple(epochs), epoch, ended)
+    return Whole(saga_id, tuple(lines), range(1, len(lines) + 1), tuple(epochs), epoch, ended, unknown)
 
 
 def record_in(saga_id: str, encoded: Encoded) -> Record:

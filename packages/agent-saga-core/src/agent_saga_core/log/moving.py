@@ -8,6 +8,7 @@ next copy goes on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
@@ -17,9 +18,12 @@ import msgspec
 from agent_saga_core.errors import Fenced, LogCorrupted, SagaBusy, SagaError
 from agent_saga_core.log.base import Log
 from agent_saga_core.log.lines import AnotherHistory, Lines, is_final, is_there, record_in, whole_of
-from agent_saga_core.records import FINAL, Record, RecordType, critical_unknown
+from agent_saga_core.records import FINAL, Record, RecordType
 
 __all__ = ["Copied", "copy_log"]
+
+LOOK_EVERY: Final = 0.2
+"""Seconds between two looks at what is owned."""
 
 BATCH_SAGAS: Final = 10_000
 BATCH_BYTES: Final = 32 * 2**20
@@ -56,6 +60,7 @@ def copy_log(
     live: bool = False,
     unfinished: bool = False,
     dry_run: bool = False,
+    patience: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Copied:
     """Copy the sagas of one log to another, exactly as they are; what is copied is read back and compared.
@@ -71,6 +76,8 @@ def copy_log(
         live: Copy the others although running processes own some; those stay.
         unfinished: Move the sagas that have not ended and that nobody owns.
         dry_run: Change nothing, and tell what would be done.
+        patience: Seconds to wait until no process owns a saga of the source any more; a process that died owns its
+            sagas, where there are leases, until its lease has run out.
         progress: Called with the number of sagas looked at and that of all, now and then.
 
     Raises:
@@ -81,23 +88,34 @@ def copy_log(
     """
     if source.url == target.url:
         raise ValueError("source and target are the same log; name another target")
-    open_ids = source.unfinished().saga_ids
-    owned = [saga_id for saga_id in open_ids if source.is_live(saga_id)]
+    owned = _owned(source, patience)
     if owned and not live:
         raise SagaBusy(
-            f"running processes own {len(owned)} sagas of {source.url}, such as {owned[0]!r}; stop them first, or copy "
-            "the others beside them (--live)",
+            f"running processes own {len(owned)} sagas of {source.url}, such as {owned[0]!r}; stop them and wait until "
+            "their leases have run out (--wait), or copy the others beside them (--live)",
             saga_id=owned[0],
         )
     ids = list(source.saga_ids())
     known = set(ids)
-    ids += [saga_id for saga_id in open_ids if saga_id not in known]
+    ids += [saga_id for saga_id in source.unfinished().saga_ids if saga_id not in known]
     copy = _Copy(source, target, move=unfinished, dry_run=dry_run)
     for some in copy.batches(ids):
         copy.batch(some)
         if progress is not None:
             progress(copy.read, len(ids))
     return copy.result()
+
+
+def _owned(source: Log, patience: float) -> list[str]:
+    """The sagas that processes own, after that many seconds or as soon as there are none."""
+    until = source.clock.monotonic() + patience
+    pause = threading.Event()
+    while True:
+        owned = [saga_id for saga_id in source.unfinished().saga_ids if source.is_live(saga_id)]
+        left = until - source.clock.monotonic()
+        if not owned or left <= 0:
+            return owned
+        source.clock.wait(pause, min(left, LOOK_EVERY))
 
 
 class _Move:
@@ -205,19 +223,17 @@ class _Copy:
     def _knows(self, saga_id: str, lines: Lines) -> bool:
         """Whether this version knows what a history says. If not, what may be done with it is not for it to say."""
         try:
-            whole_of(saga_id, lines)
+            unknown = whole_of(saga_id, lines).unknown
         except ValueError as error:
             self._damaged[saga_id] = str(error)
             return False
-        for line in lines:
-            record = record_in(saga_id, line)
-            if critical_unknown(record.type, not record.critical):
-                self._damaged[saga_id] = (
-                    f"record {record.n} is of the unknown critical type {record.type!r}; copy the saga with the "
-                    "version of agent-saga that wrote it"
-                )
-                return False
-        return True
+        if unknown is None:
+            return True
+        self._damaged[saga_id] = (
+            f"record {unknown[0]} is of the unknown critical type {unknown[1]!r}; copy the saga with the version of "
+            "agent-saga that wrote it"
+        )
+        return False
 
     # --- those that move
 
@@ -334,7 +350,8 @@ class _Copy:
             if isinstance(error, AnotherHistory) and saga_id in moves:
                 self._stay(moves[saga_id])
         arrived = {saga_id: goes[saga_id] for saga_id in (*done.stored, *done.there)}
-        for saga_id, lines in arrived.items():
+        for saga_id in done.stored:  # the others were read and compared before they were called there
+            lines = goes[saga_id]
             back = self._target.lines(saga_id)
             if not lines or back[: len(lines)] != lines or (is_final(lines[-1]) and len(back) > len(lines)):
                 raise LogCorrupted(
