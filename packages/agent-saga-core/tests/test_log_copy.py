@@ -516,6 +516,21 @@ def test_a_move_whose_saga_has_gone_on_is_only_noted(fresh: Callable[[str], str]
         assert other.lines("dead") == ended and recover(one).recovered == () and len(UNDONE) == 1
 
 
+def test_an_id_that_the_target_cannot_hold_is_refused_and_the_rest_goes(fresh: Callable[[str], str]) -> None:
+    source, target = fresh("file"), fresh("postgres")
+    strange = {"nul\0 ended": "committed", "nul\0 open": "dead", "plain": "committed", "open": "dead"}
+    given = {
+        name: tuple(_renamed(record_in("x", line), name, 0.0) for line in a_history("x", ends=ends))
+        for name, ends in strange.items()
+    }
+    with logs(source, target) as (one, other):
+        one.adopt(given)
+        assert set(copy_log(one, other, unfinished=True, dry_run=True).refused) == {"nul\0 ended", "nul\0 open"}
+        done = copy_log(one, other, unfinished=True)
+        assert set(done.refused) == {"nul\0 ended", "nul\0 open"} and (done.copied, done.moved) == (1, ("open",))
+        assert other.lines("plain") == given["plain"] and one.lines("nul\0 open") == given["nul\0 open"]
+
+
 def test_one_log_under_two_addresses_is_not_moved_into_itself(fresh: Callable[[str], str], tmp_path: Path) -> None:
     source = fresh("file")
     given = seeded(source)

@@ -17,7 +17,7 @@ import msgspec
 
 from agent_saga_core.errors import Fenced, LogCorrupted, SagaBusy, SagaError
 from agent_saga_core.log.base import Log
-from agent_saga_core.log.lines import AnotherHistory, Lines, is_final, is_there, record_in, whole_of
+from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, is_final, is_there, record_in, whole_of
 from agent_saga_core.records import FINAL, Record, RecordType
 
 __all__ = ["Copied", "copy_log"]
@@ -301,7 +301,7 @@ class _Copy:
         """What the target has of it; None if it cannot tell."""
         try:
             return self._target.lines(saga_id)
-        except LogCorrupted as error:
+        except (LogCorrupted, ValueError) as error:
             self._refused[saga_id] = str(error)
             return None
 
@@ -344,7 +344,7 @@ class _Copy:
 
     def _store(self, goes: dict[str, Lines], moves: dict[str, _Move]) -> dict[str, Lines]:
         """Have the target adopt them, and read them back; those that are there now."""
-        done = self._target.adopt(goes)
+        done = self._adopted(goes, moves)
         for saga_id, error in done.refused.items():
             self._refused[saga_id] = str(error)
             if isinstance(error, AnotherHistory) and saga_id in moves:
@@ -364,6 +364,24 @@ class _Copy:
         self._count(arrived, new=new, there=len([saga_id for saga_id in done.there if saga_id not in moves]))
         return arrived
 
+    def _adopted(self, goes: dict[str, Lines], moves: dict[str, _Move]) -> Adopted:
+        try:
+            return self._target.adopt(goes)
+        except ValueError:  # it cannot hold one of them, because of its id: which one, shows one by one
+            parts: list[Adopted] = []
+            for saga_id, lines in goes.items():
+                try:
+                    parts.append(self._target.adopt({saga_id: lines}))
+                except ValueError as error:
+                    self._refused[saga_id] = str(error)
+                    if saga_id in moves:
+                        self._stay(moves[saga_id])
+            return Adopted(
+                stored=tuple(saga_id for part in parts for saga_id in part.stored),
+                there=tuple(saga_id for part in parts for saga_id in part.there),
+                refused={saga_id: error for part in parts for saga_id, error in part.refused.items()},
+            )
+
     def _look(self, goes: dict[str, Lines]) -> dict[str, Lines]:
         """What `_store` would come to, as far as can be told."""
         there: dict[str, Lines] = {}
@@ -372,7 +390,7 @@ class _Copy:
             try:
                 stored = self._target.lines(saga_id)
                 (there if is_there(whole_of(saga_id, lines), stored) else fresh)[saga_id] = lines
-            except (AnotherHistory, LogCorrupted) as error:
+            except (AnotherHistory, LogCorrupted, ValueError) as error:
                 self._refused[saga_id] = str(error)
         both = {**there, **fresh}
         self._moved += [saga_id for saga_id in both if not is_final(both[saga_id][-1])]
