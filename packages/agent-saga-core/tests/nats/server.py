@@ -45,6 +45,7 @@ class Nats:
     """A server on this machine, which may be stopped and started. Its data are gone with it."""
 
     def __init__(self, root: Path, name: str = "solo", *, sync: str | None = "always", more: str = "") -> None:
+        self.name = name
         self.port, self.monitor = free_port(), free_port()
         self._config = root / f"{name}.conf"
         self._log = root / f"{name}.log"

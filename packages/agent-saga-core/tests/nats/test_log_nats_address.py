@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from agent_saga_core.cli.app import app
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log import open_log
-from agent_saga_core.log.nats import NatsLog, init, migrate, schema
+from agent_saga_core.log.nats import NatsLog, init, lease, migrate, schema
 from agent_saga_core.log.nats.address import address_of
 from agent_saga_core.log.nats.connection import Server
 from agent_saga_core.log.nats.messages import meta_of, saga_of, token_of
@@ -628,8 +628,9 @@ def test_ten_thousand_unfinished_sagas_are_found_beside_ten_thousand_that_ended(
 
 
 def test_the_leases_of_dead_processes_with_nothing_to_recover_go_away_by_themselves(
-    opened: Callable[..., NatsLog],
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lease, "_LONG_AGO", 2.0)
     log, witness = opened(lease=0.5), opened(lease=0.5)
     begin(log, "s", "COMMITTED")
     log._server.run(log._ownership.note)

@@ -150,7 +150,7 @@ class Passage:
             found = await self._reader.find(seen.entry.saga)
             if found is None or found.seen.revision != seen.revision:
                 return False
-            records = self._reader.checked(found)
+            records = self._reader.checked(found, erased=True)
         except LogCorrupted:
             return False
         if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:
@@ -187,8 +187,9 @@ class Passage:
         if faults:
             return
         lives = {(saga, seen.entry.life) for saga, seen in entries.items()}
+        gone: set[tuple[str, str]] = set()
         for message, named in messages:
-            if named & lives or not await self._may_go(message, named):
+            if named & lives or not await self._are_gone(named, gone) or not await self._may_go(message):
                 kept.add(message.subject)
                 needed.update(int(seq) for seq in message.headers.get(BLOBS, "").split(",") if seq.isdigit())
             elif message.headers.get(KIND) == Kind.FENCE:
@@ -204,7 +205,16 @@ class Passage:
                 for fence in last:
                     await self._remove(fence)
 
-    async def _may_go(self, message: Message, named: set[tuple[str, str]]) -> bool:
+    async def _are_gone(self, named: set[tuple[str, str]], gone: set[tuple[str, str]]) -> bool:
+        """Whether the index does not know any of these; asked of its leader, because others lag behind."""
+        for saga, life in named - gone:
+            seen = await self._index.get(saga)
+            if seen is not None and seen.entry.life == life:
+                return False
+            gone.add((saga, life))
+        return True
+
+    async def _may_go(self, message: Message) -> bool:
         """Whether a message of which no saga is known is not needed otherwise."""
         subject = message.subject
         if subject.split(".")[-2] == "a":
@@ -226,7 +236,9 @@ class Passage:
     async def _unmark(self, entries: dict[str, Seen]) -> None:
         for saga_id in await self._index.marks():
             try:
-                seen = entries.get(saga_id) or await self._index.get(saga_id)
+                seen = entries.get(saga_id)
+                if seen is None or seen.entry.ended is not None:
+                    seen = await self._index.get(saga_id)
             except LogCorrupted:
                 continue
             if seen is None or seen.entry.ended is not None:

@@ -23,9 +23,10 @@ __all__ = ["Heart", "State", "Watch"]
 
 
 _TRIES: Final = 3
+_LEAVING: Final = 2.0
 _LONG_AGO: Final = 10.0
-"""How many times its length a lease must have been unchanged before anybody but a claimer ends its writer: one that only
-slept finds what it had when it wakes."""
+"""How many times its length a lease must have been unchanged before anybody but a claimer ends its writer: one that
+only slept finds what it had when it wakes."""
 
 
 class State(Enum):
@@ -58,6 +59,8 @@ class Watch:
             return State.GONE, None
         if leased.lease.fenced:
             return State.FENCED, leased
+        if nonce not in self._looks:
+            await self.look_around()  # so that whoever waits for one waits for all at once
         if self.ran_out(leased, asked) or await self._index.expired(nonce) == leased.revision:
             return State.EXPIRED, leased
         return State.LIVE, leased
@@ -75,6 +78,14 @@ class Watch:
             self._looks[leased.nonce] = _Look(leased.revision, now())
             return False
         return asked - look.since >= times * leased.lease.seconds
+
+    async def look_around(self) -> list[Leased]:
+        """Begin to watch every lease that is there; all of them."""
+        asked = now()
+        found = await self._index.leases()
+        for leased in found:
+            self.ran_out(leased, asked)
+        return found
 
     async def patrol(self, own: Collection[str], bury: Callable[[Leased], Coroutine[Any, Any, None]]) -> None:
         """Look at every lease, and let others know of those that ran out: who comes later need not watch them again.
@@ -153,7 +164,8 @@ class Heart(shared.Heart[Server]):
                 if pen is not None:
                     await self._leave(pen)
 
-        self._server.run(leave)
+        # What cannot be given back now is free when the lease has run out.
+        self._server.run(lambda: self._server.patient(min(self._timeout, _LEAVING), leave))
 
     def connect(self) -> Server:
         """See `lease.Heart.connect`."""

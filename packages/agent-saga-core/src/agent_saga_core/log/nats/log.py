@@ -107,7 +107,7 @@ class NatsLog(LeasedLog[LineBatch]):
     def unfinished(self) -> Unfinished:
         """See `Log.unfinished`."""
         self.check_readable()
-        return self._server.run(lambda: unfinished(self._reader, self._nonces))
+        return self._server.run(lambda: unfinished(self._reader, self._nonces, self._ownership.watch.look_around))
 
     def _nonces(self) -> list[str]:
         return [pen.nonce for pen in self._nats_heart.pens.copy().values()]
@@ -194,7 +194,8 @@ class NatsLog(LeasedLog[LineBatch]):
 
     def prepare(self, entries: Sequence[Entry]) -> LineBatch:
         """See `GroupCommitLog.prepare`."""
-        return LineBatch(entries, self._log_id)
+        # Whoever reads one of its sagas reads the whole message.
+        return LineBatch(entries, self._log_id, self._server.room() * 3 // 4)
 
     def write_batch(self, batch: LineBatch) -> None:
         """See `GroupCommitLog.write_batch`. What it has written is durable."""

@@ -184,7 +184,12 @@ class Ownership:
         When this returns True, nothing that it has not written yet will ever be stored, and its sagas can be found
         without it.
         """
-        if leased is not None and not leased.lease.fenced:
+        if leased is None:
+            if await self._is_stopped(nonce):
+                return True
+            # A server that lags behind may not know a lease that is there: then this is refused.
+            leased = Leased(nonce, Lease(seconds=0.0, beat=0), 0)
+        if not leased.lease.fenced:
             # First the lease, so that no effect starts on one that is renewed later; then what it writes.
             marked = Lease(seconds=leased.lease.seconds, beat=leased.lease.beat, fenced=True)
             try:
@@ -194,9 +199,14 @@ class Ownership:
                 if there is not None and not there.lease.fenced:
                     return False
         await self._stop(nonce)
-        if leased is not None:
-            await self.bury(nonce)
+        await self.bury(nonce)
         return True
+
+    async def _is_stopped(self, nonce: str) -> bool:
+        """Whether nothing of a writer can be stored any more: it is fenced, or all it wrote is forgotten."""
+        server = self._server
+        last = await server.insist(lambda: server.last(server.stream, f"{server.address.name}.w.{nonce}"))
+        return last is None or last.headers.get(KIND) == Kind.FENCE
 
     async def _stop(self, nonce: str) -> None:
         server = self._server

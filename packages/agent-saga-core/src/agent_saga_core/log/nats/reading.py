@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.nats.connection import Message, Server
-from agent_saga_core.log.nats.index import Index, Seen, gathered
+from agent_saga_core.log.nats.index import Index, Leased, Seen
 from agent_saga_core.log.nats.messages import BLOBS, BODY, KIND, TABLE, Kind, Meta, Part, Tail, fold, meta_of
 from agent_saga_core.log.sql import damaged, history_of, read_body
 from agent_saga_core.records import FINAL, Record
@@ -184,14 +184,18 @@ class Reader:
             left.cancel()
         return Found(seen, rows, next_n, tuple(met[:8]), final)
 
-    def checked(self, found: Found) -> list[Record]:
+    def checked(self, found: Found, *, erased: bool = False) -> list[Record]:
         """The records of a saga.
+
+        Args:
+            found: The saga.
+            erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
 
         Raises:
             LogCorrupted: They are not what was written.
         """
         saga_id = found.seen.entry.saga
-        records = history_of(saga_id, found.rows, self.log_id, next_n=found.next)
+        records = history_of(saga_id, found.rows, self.log_id, next_n=found.next, erased=erased)
         if found.final != (bool(records) and records[-1].type in FINAL):
             raise damaged(saga_id, "the index and its records do not agree on whether it has ended")
         return records
@@ -222,7 +226,9 @@ def _listed(last: Message) -> int:
 # --- all sagas
 
 
-async def unfinished(reader: Reader, own: Callable[[], Iterable[str]]) -> Unfinished:
+async def unfinished(
+    reader: Reader, own: Callable[[], Iterable[str]], leases: Callable[[], Awaitable[Sequence[Leased]]]
+) -> Unfinished:
     """The sagas without a final record, oldest first.
 
     Every one that has a record is in the messages of a writer with a lease, or marked: a writer is settled, and a saga
@@ -230,11 +236,12 @@ async def unfinished(reader: Reader, own: Callable[[], Iterable[str]]) -> Unfini
 
     Args:
         reader: What reads.
-        own: Called once; the writers of this process.
+        own: The writers of this process.
+        leases: The leases that are there.
     """
     index = reader.index
     tails: dict[str, dict[str, Tail]] = {}
-    nonces = dict.fromkeys([*own(), *(leased.nonce for leased in await index.leases())])
+    nonces = dict.fromkeys([*own(), *(leased.nonce for leased in await leases())])
     for nonce in nonces:
         tails[nonce] = await reader.tails(nonce)
     candidates = dict.fromkeys(
@@ -325,7 +332,7 @@ class _Walk:
         if seen.final:
             return "records follow its final one"
         for n, body in rows:
-            record = read_body(body, part.saga, n, self._reader.log_id)
+            record = read_body(body, part.saga, n, self._reader.log_id, erased=True)
             if isinstance(record, str):
                 return f"record {n}: {record}"
             if (record.type in FINAL) != (part.final and n == part.last):
@@ -375,7 +382,9 @@ def _agrees(there: Seen, seen: _Seen) -> bool:
 
 async def _suspected(reader: Reader, saga_id: str) -> list[Damage]:
     try:
-        await reader.history(saga_id)
+        found = await reader.find(saga_id)
+        if found is not None:
+            reader.checked(found, erased=True)
     except LogCorrupted as error:
         return [Damage(where=f"saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,))]
     return []
@@ -397,8 +406,3 @@ async def ids_of(index: Index, reader: Reader) -> list[str]:
                 begun.add(seen.entry.saga)
     left = {seen.entry.saga for seen in empty} - begun
     return sorted((saga for saga in entries if saga not in left), key=lambda saga: entries[saga].born)
-
-
-async def each(works: Iterable[asyncio.Future[object]]) -> None:
-    """Wait for all of them."""
-    await gathered(works)

@@ -31,7 +31,6 @@ from agent_saga_core.log.sql import body_of
 __all__ = ["Group", "LineBatch", "Pen", "error_of", "new_token", "payload_of", "put_blobs"]
 
 _MOST_RECORDS: Final = 2_000
-_MOST_BYTES: Final = 16 * 2**20
 _TABLE_AFTER: Final = 64
 """Records between two lists of what is open, beside twice as many as are open."""
 _LOST: Final = "its lease ran out and another process took over"
@@ -58,11 +57,11 @@ class Group(NamedTuple):
 
 
 class LineBatch(Batch):
-    """A batch, by saga."""
+    """A batch, by saga; of no more than `most` bytes, unless one record is longer."""
 
     __slots__ = ("bodies", "done", "lock", "sagas", "sending")
 
-    def __init__(self, entries: Sequence[Entry], log_id: bytes) -> None:
+    def __init__(self, entries: Sequence[Entry], log_id: bytes, most: int) -> None:
         self.sending: Future[None] | None = None
         self.lock: asyncio.Lock | None = None
         self.done = False
@@ -73,7 +72,7 @@ class LineBatch(Batch):
         for entry in entries:
             body = body_of(entry.encoded, log_id)
             size += len(body)
-            if taken and (size > _MOST_BYTES or len(taken) == _MOST_RECORDS):
+            if taken and (size > most or len(taken) == _MOST_RECORDS):
                 break
             taken.append(entry)
             self.sagas.setdefault(entry.saga, []).append(entry)
