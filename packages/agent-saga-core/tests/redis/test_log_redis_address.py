@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,11 +22,12 @@ from agent_saga_core.log.open import init_log
 from agent_saga_core.log.redis import RedisLog, compaction, connection, fitness, init, migrate, schema
 from agent_saga_core.log.redis.address import address_of
 from agent_saga_core.log.sql import Version
-from agent_saga_core.records import Record
+from agent_saga_core.records import Record, encode
 
 from .server import Proxy, Server, behind, fresh_prefix, server_of_its_own
 
 SECRET = "s3cr3t-of-Scott"
+PAGE = Path(__file__).parents[4] / "docs" / "log-redis.md"
 
 
 def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
@@ -227,6 +229,24 @@ def test_a_user_that_may_not_look_or_may_not_write_is_told_so_before_any_effect(
         grant("+zadd")
         begin(log, "s")
         log.close()
+
+
+def test_the_rights_that_the_page_names_are_enough(mortal: Server, guarded: str) -> None:
+    rights = "+info +config|get +eval +evalsha +@read +@write +time".split()
+    assert f"`~agent-saga:* {' '.join(rights)}`" in PAGE.read_text("utf-8")
+    with mortal.client() as client:
+        client.script_flush()
+        client.execute_command("ACL", "SETUSER", "scott", "-@all", *rights)
+    log = RedisLog(as_user(guarded, "scott", SECRET))
+    begin(log, "s")
+    begin(log, "over", "COMMITTED")
+    log.release("s")
+    assert len(log.claim("s")) == 2 and log.unfinished().saga_ids == ("s",) and log.verify().intact
+    large = tuple(encode(record("long", n)) for n in range(1, 1_200))
+    assert log.adopt({"long": large}).stored == ("long",)
+    log.release("over")
+    assert log.compact(keep_days=0).sagas == 1
+    log.close()
 
 
 FORGETFUL = [

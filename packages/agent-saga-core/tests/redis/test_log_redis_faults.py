@@ -541,6 +541,45 @@ def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Calla
     assert other.is_live("s") and writer.good()
 
 
+def test_threads_that_claim_at_once_leave_one_that_keeps_their_leases(
+    opened: Callable[..., RedisLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(lease=0.5)
+    log.claim("warm", fresh=True)
+    heart: Any = log._heart
+    heart._current = None
+    heart.stop()
+    heart._thread.join(BOUND)
+    heart._stopped, heart._thread = False, None
+    before = set(threading.enumerate())
+    together = threading.Barrier(6)
+
+    class AtOnce(threading.Thread):
+        def start(self) -> None:
+            if self.name == "agent-saga lease":
+                together.wait(BOUND)
+            super().start()
+
+    register = heart.register
+
+    def at_once(writer: Any) -> None:
+        register(writer)
+        together.wait(BOUND)
+
+    monkeypatch.setattr(heart, "register", at_once)
+    monkeypatch.setattr(threading, "Thread", AtOnce)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(log.claim, [f"s{n}" for n in range(6)], timeout=BOUND))
+    beating = [one for one in threading.enumerate() if one not in before and one.name == "agent-saga lease"]
+    for _ in range(3):
+        until = {writer: writer.until for writer in heart._writers.values()}
+        wait_for(lambda until=until: all(writer.until != was for writer, was in until.items()))
+    wait_for(lambda: sum(one.is_alive() for one in beating) <= 1)
+    assert heart._thread.is_alive() and len(heart._writers) == 7
+    for n in range(6):
+        log.flush(log.append(record(f"s{n}", 1, "START")))
+
+
 def test_a_process_that_was_fenced_claims_as_a_new_writer(opened: Callable[..., RedisLog], url: str) -> None:
     log, other = opened(), opened()
     begin(log, "s")
@@ -566,6 +605,18 @@ def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(
     assert len(log.read("t")) == 1
     other.flush(other.append(record("s", 1, "START", x="new")))
     assert [one.data for one in log.read("s")] == [{"x": "new"}]
+
+
+def test_another_epoch_of_the_same_writer_is_not_the_same_token(opened: Callable[..., RedisLog], url: str) -> None:
+    log = opened()
+    begin(log, "s")
+    begin(log, "t")
+    with behind(url) as at:
+        at("HSET", "saga:s", "epoch", 7)
+    tickets = [log.append(record(saga, 2)) for saga in ("s", "t")]
+    log.flush(tickets[1])
+    with pytest.raises(Fenced):
+        log.flush(tickets[0])
 
 
 def test_a_fenced_process_cannot_begin_a_saga_either(opened: Callable[..., RedisLog], url: str) -> None:

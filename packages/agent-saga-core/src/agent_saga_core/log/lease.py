@@ -91,7 +91,7 @@ class Heart(ABC, Generic[C]):
         self._timeout = timeout
         self._writers: dict[uuid.UUID, Writer] = {}
         self._current: Writer | None = None
-        self._connection: C | None = None
+        self._own = threading.local()  # its connection; two threads that claim at once may start two that beat
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopped = False
@@ -155,6 +155,7 @@ class Heart(ABC, Generic[C]):
         self._current = new
         thread = self._thread
         if thread is None or not thread.is_alive():
+            # Of two that are started at once the earlier one ends when it sees that it is not this one.
             self._thread = thread = threading.Thread(target=self._beat_on, name="agent-saga lease", daemon=True)
             thread.start()
         return new
@@ -255,7 +256,7 @@ class Heart(ABC, Generic[C]):
     def _beat_on(self) -> None:
         period = self._lease / 3
         wait = period
-        while not self._stopped:
+        while not self._stopped and self._thread is threading.current_thread():
             self._wake.wait(wait)
             self._wake.clear()
             if self._stopped:
@@ -266,9 +267,9 @@ class Heart(ABC, Generic[C]):
     def _beat(self) -> bool:
         """Renew, and do what is to be done; False if that must be tried again soon."""
         try:
-            connection = self._connection
+            connection: C | None = getattr(self._own, "connection", None)
             if connection is None:
-                connection = self._connection = self.connect()
+                connection = self._own.connection = self.connect()
             writers = [writer for writer in self._writers.copy().values() if writer.lost is None]
             if writers:
                 sent = now()
@@ -291,7 +292,8 @@ class Heart(ABC, Generic[C]):
                 self._writers.pop(writer.nonce, None)
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection: C | None = getattr(self._own, "connection", None)
+        self._own.connection = None
         if connection is not None:
             with suppress(OSError, *self.passing):
                 self.disconnect(connection)

@@ -135,7 +135,7 @@ class _Passage:
         if not isinstance(row, Row):
             return None, []
         try:
-            records = intact(found.saga_id, row, found.bodies, self._log_id)
+            records = intact(found.saga_id, row, found.bodies, self._log_id, erased=True)
         except LogCorrupted:
             return None, []
         if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:

@@ -135,7 +135,6 @@ class Server:
         link = kind(
             **address.parameters,
             protocol=2,
-            client_name="agent-saga",
             socket_timeout=longest,
             socket_connect_timeout=min(longest, _CONNECT),
         )

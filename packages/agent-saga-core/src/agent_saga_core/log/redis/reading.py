@@ -225,8 +225,10 @@ def _check_row(saga_id: str, row: Row, *, ended: bool) -> None:
         raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
 
 
-def intact(saga_id: str, row: Row | str | None, bodies: Sequence[bytes], log_id: bytes) -> list[Record]:
-    """The records of a saga, in order, held against its row.
+def intact(
+    saga_id: str, row: Row | str | None, bodies: Sequence[bytes], log_id: bytes, *, erased: bool = False
+) -> list[Record]:
+    """The records of a saga, in order, held against its row; see `history_of`.
 
     Raises:
         LogCorrupted: They are not what was written.
@@ -235,7 +237,7 @@ def intact(saga_id: str, row: Row | str | None, bodies: Sequence[bytes], log_id:
         raise damaged(saga_id, row)
     if row is None:
         return []
-    records = history_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next)
+    records = history_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next, erased=erased)
     _check_row(saga_id, row, ended=bool(records) and records[-1].type in FINAL)
     claims = [record.n for record in records if record.type == RecordType.CLAIM]
     if row.epoch != (claims[-1] if claims else 1):
@@ -398,7 +400,7 @@ class _Walk:
             return
         before = self.records
         try:
-            records = intact(saga_id, row, bodies, self._log_id)
+            records = intact(saga_id, row, bodies, self._log_id, erased=True)
             if any(record.type in FINAL for record in records[:-1]):
                 raise damaged(saga_id, "records follow its final one")
         except LogCorrupted as error:

@@ -119,12 +119,12 @@ def put(
 
 def _put_all(connection: Connection, server: Server, writer: Writer, sagas: _Asked) -> set[str]:
     """Put what follows; the sagas of which it did."""
-    key = server.address.key
+    saga_key, records_key = server.address.key("saga", ""), server.address.key("records", "")
     keys = shared_keys(server, writer)
     arguments: list[Any] = [server.log_id or b"", writer.acknowledged, writer.nonce.hex]
     for saga_id, (lines, holding) in sagas.items():
         name = saga_id.encode()
-        keys += [key("saga", name), key("records", name)]
+        keys += [saga_key + name, records_key + name]
         first, last = lines.entries[0].n, lines.entries[-1].n
         arguments += [name, int(holding.fresh), holding.epoch, first, last + 1, lines.ended, len(lines.bodies)]
         arguments += lines.bodies
