@@ -174,9 +174,13 @@ def test_a_log_that_was_not_initialised_is_one_line_and_is_not_made_in_passing(u
 def guarded() -> Iterator[Nats]:
     """A server that wants credentials, and on which one user may only look."""
     may_look = '{ publish: { allow: ["$JS.API.>", "_INBOX.>"], deny: ["$JS.API.STREAM.CREATE.>"] } }'
+    api = ("STREAM.INFO.*", "STREAM.MSG.GET.*", "DIRECT.GET.>", "STREAM.MSG.DELETE.*", "STREAM.PURGE.*")
+    allowed = ", ".join(f'"{subject}"' for subject in ("t_narrow.>", *(f"$JS.API.{one}" for one in api)))
+    may_write = f'{{ publish: {{ allow: [{allowed}] }}, subscribe: {{ allow: ["_INBOX.>"] }} }}'
     users = (
         f'{{ user: "scott", password: "{SECRET}" }}, '
-        f'{{ user: "looker", password: "{SECRET}", permissions: {may_look} }}'
+        f'{{ user: "looker", password: "{SECRET}", permissions: {may_look} }}, '
+        f'{{ user: "writer", password: "{SECRET}", permissions: {may_write} }}'
     )
     with server_of_its_own(more=f"authorization {{ users: [ {users} ] }}") as server:
         yield server
@@ -213,6 +217,20 @@ def test_who_may_look_and_not_write_is_told_so_before_any_effect(guarded: Nats) 
     assert "ermission" in said and not log.owned("s")
     log.close()
     assert "ermission" in refused(lambda: init(_as(guarded, "looker", SECRET) + "?timeout=0.5"))
+
+
+def test_the_rights_that_the_page_names_are_enough(guarded: Nats) -> None:
+    plain = f"{guarded.uri}/t_narrow"
+    init(_as(guarded, "scott", SECRET, plain))
+    ended, log = (NatsLog(_as(guarded, "writer", SECRET, plain)) for _ in range(2))
+    begin(ended, "s", "COMMITTED")
+    begin(ended, "t", "INTENT")
+    log.claim("nothing")
+    log.release("nothing")
+    ended.close()
+    assert log.claim("t")[-1].type == "CLAIM" and log.unfinished().saga_ids == ("t",)
+    assert log.compact(keep_days=0).sagas == 1 and log.saga_ids() == ("t",) and log.verify().intact
+    log.close()
 
 
 def test_a_server_without_jetstream_is_one_line() -> None:

@@ -17,6 +17,7 @@ from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBus
 from agent_saga_core.log import lease
 from agent_saga_core.log.nats import NatsLog, init
 from agent_saga_core.log.nats.address import address_of
+from agent_saga_core.log.nats.connection import Away
 from agent_saga_core.log.nats.messages import Lease
 from agent_saga_core.records import Record
 
@@ -73,42 +74,29 @@ def test_an_append_whose_answer_is_lost_is_stored_once(proxy: Proxy, url: str, r
 
 
 def test_the_deduplication_of_the_server_is_not_relied_on(
-    proxy: Proxy, url: str, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = NatsLog(through(url, proxy.port))
+    log = opened()
     begin(log, "s")
     put = log._server.put
+    tries: list[str] = []
 
-    async def forgotten(subject: str, data: bytes, *, expected: int, token: str, headers: Any = None) -> int:
-        # The header that the server deduplicates by has another name here, so that it knows of no message.
-        if data == b"" or ".w." not in subject:
-            return await put(subject, data, expected=expected, token=token, headers=headers)
-        return await put(
-            subject, data, expected=expected, token=f"again-{len(sent)}" if sent else token, headers=headers
-        )
-
-    sent: list[int] = []
-    monkeypatch.setattr(log._server, "put", forgotten)
-    ask = log._server.ask
-
-    async def noted(subject: str, data: bytes = b"", headers: Any = None) -> Any:
-        answer = await ask(subject, data, headers)
-        if ".w." in subject and not sent:
-            sent.append(1)
-            raise_it = type(answer)  # what came back is thrown away: as far as this process knows, nothing came
-            assert raise_it is not None
-            from agent_saga_core.log.nats.connection import Away
-
+    async def once_lost(subject: str, data: bytes, *, token: str, **given: Any) -> int:
+        if ".w." in subject:
+            tries.append(token)
+        if len(tries) > 1:
+            token = f"{token}-again"  # as if the server had forgotten that it has seen this one
+        seq = await put(subject, data, token=token, **given)
+        if len(tries) == 1:
             raise Away("lost")
-        return answer
+        return seq
 
-    monkeypatch.setattr(log._server, "ask", noted)
+    monkeypatch.setattr(log._server, "put", once_lost)
     log.flush(log.append(record("s", 2)))
-    assert sent
+    assert len(tries) == 2 and tries[0] == tries[1]
     monkeypatch.undo()
     log.flush(log.append(record("s", 3)))
     assert [one.n for one in log.read("s")] == [1, 2, 3] and log.verify().records == 3
-    log.close()
 
 
 def test_a_batch_whose_answer_is_lost_is_stored_once_and_one_fenced_saga_fails_alone(proxy: Proxy, url: str) -> None:
@@ -250,8 +238,6 @@ def test_a_message_that_was_sent_and_given_up_cannot_come_in_behind_a_release(
     """As when it is still on its way when the log gives up: then whatever follows has to be sure of it first."""
     log, other = opened(timeout=0), opened()
     begin(log, "s")
-    from agent_saga_core.log.nats.connection import Away
-
     put = log._server.put
     late: list[Any] = []
 
@@ -675,3 +661,36 @@ def test_an_owner_whose_saga_lost_acknowledged_records_stops() -> None:
             log.flush(log.append(record("s", 4)))
         assert [one.n for one in log.read("s")] == [1]
         log.close()
+
+
+def test_a_claim_that_was_sent_and_given_up_is_not_made_twice(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CLAIM arrives while the same process claims the saga again."""
+    log, other = opened(timeout=0), opened()
+    begin(other, "s")
+    other.release("s")
+    begin(log, "warm")
+    put = log._server.put
+    late: list[Any] = []
+
+    async def held_up(subject: str, data: bytes, **given: Any) -> int:
+        if ".w." in subject and not late:
+            late.append((subject, data, given))
+            raise Away("lost")
+        return await put(subject, data, **given)
+
+    monkeypatch.setattr(log._server, "put", held_up)
+    monkeypatch.setattr(log, "hand_back", lambda saga, holding: None)  # as if it were interrupted
+    with pytest.raises(LogUnavailable):
+        log.claim("s")
+    monkeypatch.undo()
+    subject, data, given = late[0]
+    log._server.run(lambda: put(subject, data, **given))  # now it arrives
+    found = log.claim("s")
+    assert [(one.n, str(one.type)) for one in found] == [(1, "START"), (2, "CLAIM"), (3, "CLAIM")]
+    log.flush(log.append(record("s", 4, epoch=3)))
+    assert other.verify().intact and [one.n for one in other.read("s")] == [1, 2, 3, 4]
+    assert set(other.unfinished().saga_ids) == {"s", "warm"}
+    log.release("s")
+    assert set(other.unfinished().saga_ids) == {"s", "warm"}

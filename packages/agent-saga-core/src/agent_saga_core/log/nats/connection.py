@@ -292,11 +292,14 @@ class Server:
             for one in link:
                 one.lose("the connection was lost")
 
+        server = weakref.ref(self)  # the client lives as long as its tasks do
+
         async def failed(error: Exception) -> None:
-            self._said = self.line_of(error)
-            if "ermissions" in self._said:
-                for one in link:
-                    one.deny(self._said)
+            this = server()
+            if this is not None:
+                this._said = said = this.line_of(error)
+                for one in link if "ermissions" in said else ():
+                    one.deny(said)
 
         given: dict[str, Any] = {
             "servers": list(dict.fromkeys((*address.servers, *self._discovered))),
@@ -559,11 +562,14 @@ class Server:
                     raise Away("no answer came in time") from None
                 if answer is None:
                     raise Away(link.lost or "the connection was lost")
-                if (answer.headers or {}).get("Status") == "503":
-                    raise Away("no JetStream answers there")
                 message = _direct(answer)
                 if message is None:
-                    return found
+                    status = (answer.headers or {}).get("Status")
+                    if status in ("204", "404"):  # that was all; there is nothing
+                        return found
+                    if status == "503":
+                        raise Away("no JetStream answers there")
+                    raise Refused(f"reading is refused (status {status})")
                 found.append(message)
         finally:
             link.waiting.pop(token, None)

@@ -135,9 +135,10 @@ class Heart(shared.Heart[Server]):
         """What that writer writes with."""
         return self.pens[writer.nonce]
 
-    def is_mine(self, nonce: str) -> bool:
-        """Whether this is a writer of this process that has not lost its lease."""
-        return any(pen.nonce == nonce and pen.writer.lost is None for pen in self.pens.copy().values())
+    def mine_named(self, nonce: str) -> Pen | None:
+        """The writer of this process that has this nonce and has not lost its lease."""
+        pens = self.pens.copy().values()
+        return next((pen for pen in pens if pen.nonce == nonce and pen.writer.lost is None), None)
 
     def register(self, writer: Writer) -> None:
         """See `lease.Heart.register`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from agent_saga_core.errors import Fenced, SagaBusy
@@ -33,13 +34,15 @@ _TRIES: Final = 16
 class Kept:
     """The entry under which this process owns a saga."""
 
-    __slots__ = ("entry", "marked", "revision")
+    __slots__ = ("entry", "marked", "revision", "surely")
 
-    def __init__(self, entry: Entry, revision: int, *, marked: bool) -> None:
+    def __init__(self, entry: Entry, revision: int, *, marked: bool, surely: bool = False) -> None:
         self.entry = entry
         self.revision = revision
         self.marked = marked
         """Whether there may be a mark of it."""
+        self.surely = surely
+        """Whether there is one."""
 
 
 class Ownership:
@@ -117,12 +120,19 @@ class Ownership:
             return Taken(readable, len(records))
         if not records:
             return await self._take_empty(found, holding, pen)
-        return await self._claim(found, readable, holding, pen, clock)
+        return await self._claim(found, readable, holding, pen, heart, clock)
 
     async def _free(self, seen: Seen, pen: Pen, heart: Heart) -> bool:
         """Whether nobody owns a saga; whoever did is fenced then."""
         owner = seen.entry.owner
-        if owner is None or seen.entry.ended is not None or owner == pen.nonce or heart.is_mine(owner):
+        if owner is None or seen.entry.ended is not None:
+            return True
+        mine = pen if owner == pen.nonce else heart.mine_named(owner)
+        if mine is not None:
+            # Given up without having been given back: what was sent for it must not come in behind what is read now.
+            with suppress(Fenced):
+                async with mine.lock:
+                    await mine.settle()
             return True
         state, leased = await self.watch.judge(owner)
         if state is State.LIVE:
@@ -149,6 +159,7 @@ class Ownership:
         readable: tuple[Record, ...],
         holding: Holding,
         pen: Pen,
+        heart: Heart,
         clock: Callable[[], float],
     ) -> Taken | None:
         before, n = found.seen.entry, found.next
@@ -168,7 +179,8 @@ class Ownership:
             revision = await self._index.change(entry, found.seen.revision)
         except Conflict:
             return None
-        self.kept[holding] = Kept(entry, revision, marked=True)
+        surely = before.owner is None or (before.owner != pen.nonce and heart.mine_named(before.owner) is None)
+        self.kept[holding] = Kept(entry, revision, marked=True, surely=surely)
         pen.open[before.saga] = Tail(before.life, n - 1, found.recent)
         try:
             await pen.write([Group(before.saga, before.life, n, [body], final=False)])
@@ -300,32 +312,31 @@ class Ownership:
         if kept is None or pen.writer.lost is not None or pen.fenced:
             self.kept.pop(holding, None)
             return
-        async with pen.lock:
-            try:
+        try:
+            async with pen.lock:
                 await pen.settle()
-            except Fenced:
-                self.kept.pop(holding, None)
-                return
-            tail = pen.open.get(saga_id)
-            if tail is None or tail.life != kept.entry.life or not tail.recent:
-                await self._index.forget(Seen(kept.entry, kept.revision))
-            elif not tail.final:
-                if not kept.marked:
-                    await self._index.put_marks([saga_id])
-                entry = Entry(
-                    saga=saga_id,
-                    life=kept.entry.life,
-                    epoch=kept.entry.epoch,
-                    next=tail.last + 1,
-                    tail=tail.tail,
-                    born=kept.entry.born or kept.revision,
-                )
-                try:
-                    await self._index.change(entry, kept.revision)
-                except Conflict:
-                    pass  # somebody has changed it by hand
-            if self.kept.pop(holding, None) is not None and (tail is None or not tail.final):
-                pen.open.pop(saga_id, None)
+        except Fenced:
+            self.kept.pop(holding, None)
+            return
+        tail = pen.open.get(saga_id)
+        if tail is None or tail.life != kept.entry.life or not tail.recent:
+            await self._index.forget(Seen(kept.entry, kept.revision))
+        elif not tail.final:
+            if not kept.surely:
+                await self._index.put_marks([saga_id])
+            entry = Entry(
+                saga=saga_id,
+                life=kept.entry.life,
+                epoch=kept.entry.epoch,
+                next=tail.last + 1,
+                tail=tail.tail,
+                born=kept.entry.born or kept.revision,
+            )
+            with suppress(Conflict):  # then somebody has changed it: it is not this process's any more
+                await self._index.change(entry, kept.revision)
+        if self.kept.pop(holding, None) is not None and tail is not None and not tail.final:
+            if pen.open.get(saga_id) is tail:
+                pen.open.pop(saga_id)
 
     def ended(self, entries: Sequence[tuple[Appended, Holding, Pen]]) -> None:
         """Have the index say, soon, that these final records are stored. On the loop."""
