@@ -742,7 +742,7 @@ def test_a_server_that_is_made_forgetful_while_it_runs_is_found(mortal: Server, 
 
 def test_keys_of_another_kind_are_damage_of_their_saga_alone(opened: Callable[..., RedisLog], url: str) -> None:
     log = opened()
-    for saga in ("row", "records", "stray", "fine"):
+    for saga in ("row", "records", "stray", "ahead", "fine"):
         begin(log, saga)
     with behind(url) as at:
         at("DEL", "saga:row")
@@ -750,14 +750,16 @@ def test_keys_of_another_kind_are_damage_of_their_saga_alone(opened: Callable[..
         at("DEL", "records:records")
         at("SADD", "records:records", "x")
         at("RPUSH", "records:stray", "x")
-    tickets = {saga: log.append(record(saga, 2)) for saga in ("row", "records", "stray", "fine")}
+        at("HSET", "saga:ahead", "next", 3)
+    bad = ["row", "records", "stray", "ahead"]
+    tickets = {saga: log.append(record(saga, 2)) for saga in (*bad, "fine")}
     log.flush(tickets.pop("fine"))
     for saga, ticket in tickets.items():
         with pytest.raises(LogCorrupted, match=repr(saga)):
             log.flush(ticket)
-    assert [one.saga_ids for one in log.unfinished().damage] == [("row",), ("records",), ("stray",)]
+    assert [one.saga_ids for one in log.unfinished().damage] == [(saga,) for saga in bad]
     found = log.verify()
-    assert [one.saga_ids for one in found.damage] == [("row",), ("records",), ("stray",)] and found.records == 2
+    assert [one.saga_ids for one in found.damage] == [(saga,) for saga in bad] and found.records == 2
 
 
 @contextmanager
