@@ -49,7 +49,7 @@ def test_it_forgets_what_is_old_and_says_so(url: str) -> None:
     assert set(ids(url)) == {"old-1", "old-2", "open"}
     code, done, _ = saga("compact", "--json")
     assert code == 0
-    assert json.loads(done).keys() == {"retired", "sagas", "carried", "freed", "kept"}
+    assert json.loads(done).keys() == {"retired", "sagas", "carried", "freed", "kept", "unit"}
     assert json.loads(done)["sagas"] == 2
     assert ids(url) == ("open",)
     assert saga("verify")[:2] == (0, "intact: 4 records\n")

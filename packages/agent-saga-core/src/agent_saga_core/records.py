@@ -62,13 +62,16 @@ class RecordType(StrEnum):
     ROLLED_BACK = "ROLLED_BACK"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
     RESOLVED = "RESOLVED"
+    # The saga leaves this log: from MOVING on nobody recovers or opens it here, after MOVED it is elsewhere.
+    MOVING = "MOVING"
+    MOVED = "MOVED"
     # Reserved in version 1, never written by it: a reader that meets one must leave the saga alone.
     PREPARED = "PREPARED"
     JOIN = "JOIN"
     COMMITTING = "COMMITTING"
 
 
-FINAL: Final = frozenset({RecordType.COMMITTED, RecordType.ROLLED_BACK})
+FINAL: Final = frozenset({RecordType.COMMITTED, RecordType.ROLLED_BACK, RecordType.MOVED})
 """No record follows one of these in the same saga."""
 
 

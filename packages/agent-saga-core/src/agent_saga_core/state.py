@@ -39,11 +39,15 @@ class SagaStatus(StrEnum):
     ROLLING_BACK = "ROLLING_BACK"
     ROLLED_BACK = "ROLLED_BACK"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
+    MOVING = "MOVING"
+    """On its way to another log: nobody touches it here until `agent-saga log copy` has gone on with it."""
+    MOVED = "MOVED"
+    """It lives in another log."""
 
     @property
     def final(self) -> bool:
         """Whether no record can follow."""
-        return self is SagaStatus.COMMITTED or self is SagaStatus.ROLLED_BACK
+        return self in (SagaStatus.COMMITTED, SagaStatus.ROLLED_BACK, SagaStatus.MOVED)
 
 
 class StepStatus(StrEnum):
@@ -275,6 +279,8 @@ class SagaFold:
         self.epoch = 0
         self.rollback_only: str | None = None
         self.deadline: float | None = None
+        self.moves_to: str | None = None  # the log it is moved to
+        self.stays = SagaStatus.RUNNING  # what it was before, and is again if the other log does not take it
         self.waiting = False  # the last verdict only waits for time to pass
         self.verdict: tuple[bool, dict[int, str]] | None = None  # clean, and why each remaining step remains
         self.steps: list[Step] = []
@@ -343,7 +349,7 @@ class SagaFold:
 
     def attention(self) -> int:
         """How many steps need a person or a recovery."""
-        if self.status in (SagaStatus.ROLLED_BACK, SagaStatus.COMMITTED, SagaStatus.SUSPENDED):
+        if self.status.final or self.status is SagaStatus.SUSPENDED:
             return 0
         if self.status is SagaStatus.NEEDS_ATTENTION and self.verdict is not None:
             return len(self.verdict[1])
@@ -357,7 +363,7 @@ class SagaFold:
         """The last verdict, or None before there is one."""
         if self.status is SagaStatus.COMMITTED:
             return Report(saga_id=self.saga_id, status=self.status, clean=True)
-        if self.verdict is None:
+        if self.verdict is None or self.moves_to is not None:  # what remains of it is told where it is
             return None
         clean, remaining = self.verdict
         return Report(
@@ -411,7 +417,7 @@ def moment(seconds: float) -> datetime:
 
 _SHOWN: Final = (
     "step", "attempt", "tool", "key", "undo_key", "handler", "try", "error", "reason", "outcome", "by", "note",
-    "parent",
+    "parent", "to",
 )  # fmt: skip
 
 
@@ -574,6 +580,19 @@ def _remaining(state: SagaFold, data: dict[str, Any]) -> dict[int, str]:
     return {number: reasons[i] if i < len(reasons) else "" for i, number in enumerate(numbers)}
 
 
+def _moving(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
+    to = data["to"]
+    if state.moves_to is None:
+        state.stays = state.status
+    state.moves_to = None if to is None else str(to)
+    state.status = state.stays if to is None else SagaStatus.MOVING
+
+
+def _moved(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
+    state.moves_to = str(data["to"])
+    state.status = SagaStatus.MOVED
+
+
 def _resolved(state: SagaFold, record: Record, data: dict[str, Any]) -> None:
     attempt = _attempt(state, data)
     match data["outcome"]:
@@ -613,4 +632,6 @@ _FOLDS: Final[dict[str, Callable[[SagaFold, Record, dict[str, Any]], None]]] = {
     RecordType.ROLLED_BACK: _rolled_back,
     RecordType.NEEDS_ATTENTION: _needs_attention,
     RecordType.RESOLVED: _resolved,
+    RecordType.MOVING: _moving,
+    RecordType.MOVED: _moved,
 }

@@ -14,7 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agent_saga_core import ActionSemantics, saga_scope
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log.postgres import PostgresLog, connection, init, lease
+from agent_saga_core.log import lease
+from agent_saga_core.log.postgres import PostgresLog, connection, init
 from agent_saga_core.records import Record
 
 from .server import Proxy, control, expire, fresh_schema, server_of_its_own, sql, standby_of

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from shlex import join
 
 from agent_saga_core.declare import ActionSemantics
+from agent_saga_core.logs import default_url
 from agent_saga_core.state import SagaState, SagaStatus, StepState, StepStatus
 
 __all__ = ["next_steps"]
@@ -28,10 +29,19 @@ def next_steps(state: SagaState, *, live: bool, log: str | None = None) -> list[
         case SagaStatus.SUSPENDED:
             until = f" It is left alone until {state.deadline:%Y-%m-%d %H:%M:%S} UTC." if state.deadline else ""
             return [(f"It waits for a person; open it again by its id to go on.{until}", [])]
+        case SagaStatus.MOVING:
+            said = f"It is on its way to {_goal(state)}, or there already: nobody recovers it here. Finish the move."
+            return [(said, [join(["agent-saga", "log", "copy", log or default_url(), _goal(state), "--unfinished"])])]
+        case SagaStatus.MOVED:
+            return [("It lives in another log.", [join(["agent-saga", "show", state.saga_id, "--log", _goal(state)])])]
         case SagaStatus.NEEDS_ATTENTION:
             return list(_attention(state, recover, log))
         case _:
             return []
+
+
+def _goal(state: SagaState) -> str:
+    return next((str(entry["to"]) for entry in reversed(state.timeline) if "to" in entry), "LOG")
 
 
 def _attention(state: SagaState, recover: str, log: str | None) -> Iterator[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from agent_saga_core.cli.compacting import compact_verb
+from agent_saga_core.cli.copying import copy_verb
 from agent_saga_core.cli.covering import coverage_verb
 from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, Complaint, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
@@ -111,6 +112,7 @@ app.command("recover")(recover_verb)
 app.command("resolve")(resolve_verb)
 app.command("compact")(compact_verb)
 app.command("coverage")(coverage_verb)
+log_verbs.command("copy")(copy_verb)
 app.add_typer(log_verbs, name="log")
 
 

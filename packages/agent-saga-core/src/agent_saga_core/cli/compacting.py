@@ -35,11 +35,10 @@ def compact_verb(
 
 def _told(done: Compaction, *, dry_run: bool) -> str:
     if not done.retired:
-        return f"nothing to compact in {counted(done.kept, 'segment')}"
-    would = "would forget" if dry_run else "forgot"
-    about = "about " if dry_run else ""
-    return (
-        f"{would} {counted(done.sagas, 'finished saga')}: {counted(done.retired, 'segment')} less, "
-        f"{counted(done.carried, 'record')} carried over, {about}{done.freed:,} bytes freed; "
-        f"left alone: {counted(done.kept, 'segment')}"
-    )
+        return f"nothing to compact in {counted(done.kept, done.unit)}"
+    did = [f"{'would forget' if dry_run else 'forgot'} {counted(done.sagas, 'finished saga')}"]
+    if done.unit != "saga":  # where sagas leave one by one, that is all there is to say
+        did[0] += f": {counted(done.retired, done.unit)} less"
+        did.append(f"{counted(done.carried, 'record')} carried over")
+    did.append(f"{'about ' if dry_run else ''}{done.freed:,} bytes freed")
+    return f"{', '.join(did)}; left alone: {counted(done.kept, done.unit)}"

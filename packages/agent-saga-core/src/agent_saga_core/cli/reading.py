@@ -72,7 +72,7 @@ def _status(name: str) -> SagaStatus:
 
 
 def _is_dead_letter(head: SagaHead) -> bool:
-    return head.attention > 0 or head.status is SagaStatus.NEEDS_ATTENTION
+    return head.attention > 0 or head.status in (SagaStatus.NEEDS_ATTENTION, SagaStatus.MOVING)
 
 
 def _print_heads(heads: list[SagaHead]) -> None:

@@ -48,6 +48,8 @@ SAGA_STYLES: Final = {
     SagaStatus.ROLLING_BACK: "yellow",
     SagaStatus.ROLLED_BACK: "cyan",
     SagaStatus.NEEDS_ATTENTION: "bold red",
+    SagaStatus.MOVING: "bold red",
+    SagaStatus.MOVED: "dim",
 }
 _STEP_MARKS: Final = {
     StepStatus.INTENDED: ("→", "yellow"),

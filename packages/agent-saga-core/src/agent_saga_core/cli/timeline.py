@@ -42,7 +42,7 @@ _OF_STEPS = {
     RecordType.COMPENSATED: StepStatus.COMPENSATED,
     RecordType.COMPENSATION_FAILED: StepStatus.COMPENSATION_FAILED,
 }
-_ENDS = (RecordType.COMMITTED, RecordType.ROLLED_BACK, RecordType.NEEDS_ATTENTION)
+_ENDS = (RecordType.COMMITTED, RecordType.ROLLED_BACK, RecordType.NEEDS_ATTENTION, RecordType.MOVED)
 
 
 def draw(console: Console, state: SagaState, *, live: bool, log: str | None) -> Iterator[RenderableType]:
@@ -150,6 +150,8 @@ def _said(entry: Mapping[str, Any]) -> str:
     match entry["type"]:
         case RecordType.CLAIM:
             return f"a new owner took over (epoch {entry['n']})"
+        case RecordType.MOVING | RecordType.MOVED:
+            return f"to {entry.get('to')}"
         case RecordType.RESOLVED:
             return f"{entry.get('outcome')}, says {entry.get('by')}: {entry.get('note')}"
         case RecordType.COMPENSATING:

@@ -15,7 +15,7 @@ from agent_saga_core.engine.settle import Settled, settle
 from agent_saga_core.engine.unwind import release, roll_back
 from agent_saga_core.errors import SagaBusy, SagaNotRunning, StepUnknown
 from agent_saga_core.records import Record, RecordType
-from agent_saga_core.state import Attempt, SagaStatus, Step, StepStatus, fold
+from agent_saga_core.state import Attempt, SagaFold, SagaStatus, Step, StepStatus, fold
 
 __all__ = ["claim", "opening"]
 
@@ -49,7 +49,7 @@ def opening(run: Run, start: dict[str, Any], *, fresh: bool, busy_timeout: float
     if status not in (SagaStatus.RUNNING, SagaStatus.SUSPENDED):
         yield Blocking(partial(run.log.release, run.saga_id))
         if status is not SagaStatus.COMMITTED:
-            raise _not_running(run.saga_id, status)
+            raise _not_running(run.saga_id, run.fold)
         return
     yield from _resume(run)
 
@@ -80,7 +80,15 @@ def _value(outcome: Outcome) -> Any:
     return outcome.value
 
 
-def _not_running(saga_id: str, status: SagaStatus) -> SagaNotRunning:
+def _not_running(saga_id: str, folded: SagaFold) -> SagaNotRunning:
+    status = folded.status
+    if folded.moves_to is not None:
+        said = "was moved to" if status.final else "is being moved to"
+        return SagaNotRunning(
+            f"saga {saga_id!r} {said} the log {folded.moves_to}. Open it there, once it has arrived.",
+            saga_id=saga_id,
+            status=status,
+        )
     return SagaNotRunning(
         f"saga {saga_id!r} is {status}. Use another id; `agent-saga recover` finishes what is left of it.",
         saga_id=saga_id,
@@ -99,7 +107,7 @@ def _ended(run: Run, records: tuple[Record, ...]) -> bool:
         return True
     if folded.status in (SagaStatus.RUNNING, SagaStatus.SUSPENDED):
         return False
-    raise _not_running(run.saga_id, folded.status)
+    raise _not_running(run.saga_id, folded)
 
 
 def _open_steps(run: Run) -> list[tuple[Step, Attempt]]:
@@ -136,7 +144,7 @@ def _resume(run: Run) -> Flow[None]:
         report = yield from roll_back(run, patient_until=patient_until, reason=reason)
         yield from release(run)
         if unsettled is None:
-            raise _not_running(run.saga_id, report.status)
+            raise _not_running(run.saga_id, run.fold)
         raise StepUnknown(
             f"saga {run.saga_id!r}: step {unsettled.number} {unsettled.tool!r} may or may not have happened, so the "
             f"saga was rolled back ({report}). Use another id; see `agent-saga show`."

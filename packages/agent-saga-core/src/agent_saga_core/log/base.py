@@ -9,7 +9,8 @@ import msgspec
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.errors import LogCorrupted
-from agent_saga_core.records import FINAL, Record, critical_unknown
+from agent_saga_core.log.lines import Adopted, Lines
+from agent_saga_core.records import FINAL, Encoded, Record, critical_unknown
 
 __all__ = [
     "KEEP_DAYS",
@@ -60,7 +61,7 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """What a compaction did, or would do."""
 
     retired: int
-    """Segments that left."""
+    """Segments that left; in a store that has none, whatever `unit` says."""
     sagas: int
     """Finished sagas that the log has forgotten: their ids are unknown to it."""
     carried: int
@@ -69,6 +70,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the log is shorter by; of a dry run, about."""
     kept: int
     """Segments that were left as they are."""
+    unit: str = "saga"
+    """What the store counts as `retired` and `kept`: a noun in the singular."""
 
 
 KEEP_DAYS = 30.0
@@ -208,6 +211,40 @@ class Log(Protocol):
         Raises:
             ValueError: `keep_days` is negative or no number.
             SagaBusy: Another compaction of this log is running.
+            LogUnavailable: The log cannot be read or written.
+        """
+        ...
+
+    def lines(self, saga_id: str) -> Lines:
+        """All records of the saga as they are stored, in order, every one durable; empty if there is none.
+
+        Unlike `read`, it leaves nothing out: records of unknown types, critical or not, and erased ones are there, each
+        with its salt and digest. Each was checked, and that none is missing. Needs no ownership.
+
+        Raises:
+            LogCorrupted: Damage may concern this saga.
+            LogUnavailable: The log cannot be read.
+        """
+        ...
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """Store the whole histories of sagas exactly as they are given: as `lines` of another log gave them.
+
+        When this returns, every history that is not refused is durable, and `lines` gives it back equal; nobody owns
+        those sagas. All or nothing, saga by saga: at no moment, also not after a kill or a loss of power, does anybody
+        see some records of a history without the others. Many sagas share a sync: give many at once. Given again, a
+        history that is there is left as it is, also if it went on since. Given oldest first, they are listed so.
+
+        Refused, each for itself and before anything of it is stored: one that somebody owns now in this log, in this
+        process or another (`SagaBusy`), that is here with other records or with less of them (`AnotherHistory`), or
+        that damage may concern (`LogCorrupted`). When this raises, some of the histories may be stored, each whole.
+
+        Args:
+            histories: By saga id, the records from number 1 on.
+
+        Raises:
+            ValueError: One of them is no history of that saga. Nothing was stored.
+            SagaBusy: The log cannot take any now, because it is being compacted.
             LogUnavailable: The log cannot be read or written.
         """
         ...

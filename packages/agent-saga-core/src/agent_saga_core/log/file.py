@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -17,12 +17,13 @@ from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verifica
 from agent_saga_core.log.commit import Entry, GroupCommitLog
 from agent_saga_core.log.history import History
 from agent_saga_core.log.index import INDEX_FROM
+from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, wholes_of
 from agent_saga_core.log.locks import LOCK_FILES, Exclusion, FileLocks, RangeLocks, SagaLocks, best_scheme
 from agent_saga_core.log.manifest import parse_manifest, read_manifest
-from agent_saga_core.log.retire import compact
+from agent_saga_core.log.retire import adopt, compact
 from agent_saga_core.log.segments import SegmentBatch, SegmentWriter, writer_names
 from agent_saga_core.log.verify import verify
-from agent_saga_core.records import FORMAT_VERSION, Record
+from agent_saga_core.records import FORMAT_VERSION, Encoded, Record
 
 __all__ = ["FileLog"]
 
@@ -161,6 +162,34 @@ class FileLog(GroupCommitLog[SegmentBatch]):
                 dry_run=dry_run,
                 progress=progress,
             )
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        self._check_readable()
+        with _readable(self._directory):
+            return tuple(self._history.lines(saga_id))
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`. One call is one stream of segments, which counts from one moment to the other."""
+        self._check(appending=True)
+        wholes = wholes_of(histories)
+        with _readable(self._directory):
+            return adopt_owned(
+                wholes,
+                take=self._locks.acquire,
+                look=self.lines,
+                put=self._put_whole,
+                give_up=self._locks.release,
+                at_once=self._locks.at_once,
+            )
+
+    def _put_whole(self, wholes: Sequence[Whole]) -> None:
+        self._locks.check(whole.saga_id for whole in wholes)
+        adopt(self._directory, self._meta.log, self._meta.lock, wholes)
+        self._history.refresh()
+        self._seal(look=False)
 
     # --- the store's part of group commit
 

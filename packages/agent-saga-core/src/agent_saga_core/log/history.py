@@ -28,11 +28,12 @@ from agent_saga_core.log.index import (
     read_index,
     saga_hash,
 )
+from agent_saga_core.log.lines import encoded_of
 from agent_saga_core.log.locks import is_locked
 from agent_saga_core.log.manifest import Manifest, counts, parse_manifest, read_manifest
 from agent_saga_core.log.scan import MAX_SEGMENT_BYTES, Found, Page, Stream, saga_name
 from agent_saga_core.log.segments import Tail, born_after, segment_name, stream_names
-from agent_saga_core.records import FINAL, RECORD_LINE, Record, digest_fits, header_fits, record_of
+from agent_saga_core.records import FINAL, RECORD_LINE, Encoded, Record, digest_fits, header_fits, record_of
 
 __all__ = ["History", "View"]
 
@@ -230,26 +231,43 @@ class View:
             LogCorrupted: Damage may concern this saga.
             Stale: An index is not what it was made from.
         """
+        return [self._record_in(line, place, saga_id) for line, place in self._lines(saga_id)]
+
+    def lines(self, saga_id: str) -> tuple[list[Encoded], bool]:
+        """Every record of the saga that has been read, in order, as it is stored; and whether all are durable.
+
+        Raises:
+            LogCorrupted: Damage may concern this saga.
+            Stale: An index is not what it was made from.
+        """
+        found: list[Encoded] = []
+        durable = True
+        for line, place in self._lines(saga_id):
+            if line is None:
+                self._record_in(line, place, saga_id)
+            else:
+                found.append(encoded_of(line))
+            durable = durable and self._is_durable(place.file, place.offset)
+        return found, durable
+
+    def _lines(self, saga_id: str) -> Iterator[tuple[re.Match[bytes] | None, _Place]]:
         known = self.settled(saga_id)
         self._check(saga_id, known)
-        records: list[Record] = []
         descriptors: dict[File, int] = {}
         try:
             for place in known.places if known is not None else ():
                 if place.file not in descriptors:
                     flags = os.O_RDONLY | os.O_CLOEXEC
                     descriptors[place.file] = osfile.open_file(self.path(place.file), flags)
-                records.append(self._record_at(descriptors[place.file], place, saga_id))
+                raw = line_at(descriptors[place.file], place.offset) or b""
+                if place.check and line_check(raw) != place.check:
+                    raise Stale(self.indexes[place.file].path or "")
+                yield RECORD_LINE.fullmatch(raw), place
         finally:
             for descriptor in descriptors.values():
                 os.close(descriptor)
-        return records
 
-    def _record_at(self, descriptor: int, place: _Place, saga_id: str) -> Record:
-        raw = line_at(descriptor, place.offset) or b""
-        if place.check and line_check(raw) != place.check:
-            raise Stale(self.indexes[place.file].path or "")
-        line = RECORD_LINE.fullmatch(raw)
+    def _record_in(self, line: re.Match[bytes] | None, place: _Place, saga_id: str) -> Record:
         record = None if line is None else record_of(line, saga_id)
         if record is None or record.n != place.n:
             erased = line is not None and line["salt"] is None
@@ -560,6 +578,22 @@ class History:
             LogCorrupted: Damage may concern this saga.
         """
         return self.ask(lambda view: view.records(saga_id))
+
+    def lines(self, saga_id: str) -> list[Encoded]:
+        """Every record of the saga, in order, as it is stored; each is durable, and so is it that none is there.
+
+        Raises:
+            LogCorrupted: Damage may concern this saga.
+        """
+        with self._reading:
+            self.refresh()
+            found, durable = self.ask(lambda view: view.lines(saga_id))
+            if not durable or self._seen != self._durable:
+                # What this process wrote is synced as well: it may not be flushed.
+                self.make_durable(saga_id, None)
+                self.refresh()
+                found, _ = self.ask(lambda view: view.lines(saga_id))
+            return found
 
     def make_durable(self, saga_id: str, own: str | None) -> bool:
         """Sync every segment and directory that holds a record of the saga; False if all was known to be durable.

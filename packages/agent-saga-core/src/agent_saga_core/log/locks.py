@@ -146,7 +146,13 @@ def _file_and_offset(saga_id: str) -> tuple[int, int]:
 
 
 class SagaLocks(ABC):
-    """One exclusive lock per owned saga."""
+    """One exclusive lock per owned saga.
+
+    Attributes:
+        at_once: How many may well be held at one time.
+    """
+
+    at_once: int = 100_000
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -309,6 +315,8 @@ class FileLocks(SagaLocks):
 
     A file exists while its saga is owned, and stays behind when the owner dies.
     """
+
+    at_once = 64  # each takes a descriptor
 
     def __init__(self, directory: str) -> None:
         super().__init__(directory)

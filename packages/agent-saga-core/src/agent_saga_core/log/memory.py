@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
@@ -17,7 +17,9 @@ from agent_saga_core.log.base import (
     readable_history,
 )
 from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog
-from agent_saga_core.records import FINAL, RECORD_LINE, Record, finish_line, record_of
+from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, is_erased, is_final, record_in, wholes_of
+from agent_saga_core.log.sql import damaged
+from agent_saga_core.records import FINAL, RECORD_LINE, Encoded, Record, encode, finish_line, record_of
 
 __all__ = ["MemoryLog", "MemoryStore"]
 
@@ -26,7 +28,8 @@ class MemoryStore:
     """What several `MemoryLog` share: the storage of what would be one log directory.
 
     Attributes:
-        records: Per saga, oldest first, what has been written, by number.
+        records: Per saga, oldest first, what has been written, by number; an erased record has no data.
+        encoded: The same as lines.
         volatile: Which of these are not synced yet, and by which log they were written.
         owners: Who owns which saga.
         syncs: How often a log has synced.
@@ -34,6 +37,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.records: dict[str, dict[int, Record]] = {}
+        self.encoded: dict[tuple[str, int], Encoded] = {}
         self.volatile: dict[tuple[str, int], MemoryLog] = {}
         self.owners: dict[str, tuple[MemoryLog, object]] = {}
         self.syncs = 0
@@ -91,7 +95,15 @@ class MemoryLog(GroupCommitLog[Batch]):
     def read(self, saga_id: str) -> tuple[Record, ...]:
         """See `Log.read`."""
         self._check()
-        return readable_history(saga_id, list(self._store.records.get(saga_id, {}).values()))
+        history = self._store.records.get(saga_id, {})
+        for n in list(history):
+            if is_erased(self._line(saga_id, n)):
+                raise damaged(saga_id, f"record {n}: its payload was erased")
+        return readable_history(saga_id, list(history.values()))
+
+    def _line(self, saga_id: str, n: int) -> Encoded:
+        """What is stored, also where a test put a record there by hand."""
+        return self._store.encoded.get((saga_id, n)) or encode(self._store.records[saga_id][n])
 
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`."""
@@ -150,10 +162,37 @@ class MemoryLog(GroupCommitLog[Batch]):
         found: list[Damage] = []
         for saga_id in list(self._store.records):
             try:
-                self.read(saga_id)
+                if any(map(is_final, self.lines(saga_id)[:-1])):
+                    raise damaged(saga_id, "records follow its final one")
             except LogCorrupted as error:
                 found.append(Damage(where=f"memory, saga {saga_id!r}", reason=str(error), saga_ids=(saga_id,)))
         return tuple(found)
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        self._check()
+        history = self._store.records.get(saga_id, {})
+        fault = history_fault(sorted(history))
+        if fault is not None:
+            raise damaged(saga_id, fault)
+        for n in list(history):
+            self._store.volatile.pop((saga_id, n), None)
+        return tuple(self._line(saga_id, n) for n in sorted(history))
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`."""
+        self._check(appending=True)
+        return adopt_owned(wholes_of(histories), take=self.take, look=self.lines, put=self._put, give_up=self.give_up)
+
+    def _put(self, wholes: Sequence[Whole]) -> None:
+        for saga_id, lines, numbers, *_ in wholes:
+            for n, encoded in zip(numbers, lines, strict=True):
+                self._store.encoded[saga_id, n] = encoded
+            # In one step: nobody sees a part.
+            self._store.records[saga_id] = {n: record_in(saga_id, one) for n, one in zip(numbers, lines, strict=True)}
+        self._store.syncs += 1
 
     # --- the store's part of group commit
 
@@ -170,6 +209,7 @@ class MemoryLog(GroupCommitLog[Batch]):
             if record is None:
                 raise LogUnavailable(f"record {entry.n} of saga {entry.saga!r} does not survive its own encoding")
             self._store.volatile[entry.saga, entry.n] = self
+            self._store.encoded[entry.saga, entry.n] = entry.encoded
             self._store.records.setdefault(entry.saga, {})[entry.n] = record
 
     def accept(self, batch: Batch) -> None:

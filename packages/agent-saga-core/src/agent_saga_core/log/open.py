@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import LogUnavailable
 from agent_saga_core.log.base import Log
 from agent_saga_core.log.file import FileLog
 from agent_saga_core.log.memory import MemoryLog
@@ -16,9 +15,28 @@ if TYPE_CHECKING:
 
 __all__ = ["init_log", "migrate_log", "open_log"]
 
-_LATER = ("redis", "rediss", "nats")
-_POSTGRES = ("postgresql", "postgres")
-_SCHEMES = ("file", "memory", "sqlite", *_POSTGRES, *_LATER)
+
+class _Server(NamedTuple):
+    """A store that is a server: its name in messages, its module, its class, its extra and what that brings."""
+
+    called: str
+    module: str
+    kind: str
+    extra: str
+    needs: tuple[str, ...]
+
+
+_POSTGRES: Final = _Server("postgresql", "postgres", "PostgresLog", "postgres", ("psycopg", "psycopg_pool"))
+_NATS: Final = _Server("nats", "nats", "NatsLog", "nats", ("nats",))
+_REDIS: Final = _Server("redis", "redis", "RedisLog", "redis", ("redis",))
+_SERVERS: Final = {
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "nats": _NATS,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+}
+_SCHEMES: Final = ("file", "memory", "sqlite", *_SERVERS)
 
 
 def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> Log:
@@ -27,6 +45,8 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
     - `file:./relative/directory` or `file:///absolute/directory`
     - `sqlite:///relative.db` or `sqlite:////absolute.db`
     - `postgresql://user@host/database`, with the extra `postgres`; made by `agent-saga log init` only
+    - `nats://host:4222`, with the extra `nats`; made by `agent-saga log init` only
+    - `redis://host:6379/0` (`rediss://` for TLS), with the extra `redis`; experimental; by `log init` only
     - `memory:` for tests, a new and empty log each time
 
     All take the option `?max_result_bytes=N`; `file:` and `sqlite:` take `?force=1`, `sqlite:` takes
@@ -45,8 +65,9 @@ def open_log(url: str, *, create: bool = True, clock: Clock = SYSTEM_CLOCK) -> L
         LogCorrupted: What is there is no log any more.
     """
     scheme = _scheme_of(url)
-    if scheme in _POSTGRES:
-        return _postgres().PostgresLog(url, clock=clock)
+    if scheme in _SERVERS:
+        server = _SERVERS[scheme]
+        return getattr(_module_of(server), server.kind)(url, clock=clock)
     if scheme == "sqlite":
         place = _sqlite_place(url)
         return _sqlite().SqliteLog(
@@ -87,8 +108,8 @@ def migrate_log(url: str) -> Prepared:
 
 def _prepare(url: str, verb: str) -> Prepared:
     scheme = _scheme_of(url)
-    if scheme in _POSTGRES:
-        return getattr(_postgres(), verb)(url)
+    if scheme in _SERVERS:
+        return getattr(_module_of(_SERVERS[scheme]), verb)(url)
     if scheme == "sqlite":
         place = _sqlite_place(url)
         return getattr(_sqlite(), verb)(place.path, force=place.force)
@@ -127,15 +148,15 @@ def _sqlite() -> Any:
         ) from None
 
 
-def _postgres() -> Any:
+def _module_of(server: _Server) -> Any:
     try:
-        for needed in ("psycopg", "psycopg_pool"):
+        for needed in server.needs:
             import_module(needed)
     except ImportError:  # also what psycopg itself raises where it finds no libpq
         raise ModuleNotFoundError(
-            "postgresql: logs need an extra; pip install 'agent-saga-core[postgres]'", name="psycopg"
+            f"{server.called}: logs need an extra; pip install 'agent-saga-core[{server.extra}]'", name=server.needs[0]
         ) from None
-    return import_module("agent_saga_core.log.postgres")
+    return import_module(f"agent_saga_core.log.{server.module}")
 
 
 # --- addresses
@@ -156,9 +177,6 @@ def _scheme_of(url: str) -> str:
                 f"there are no {scheme}: logs; write file:./directory, sqlite:///file.db or postgresql://host/database"
             )
         raise ValueError(f"{url!r} is no address of a log; for a directory write {'file:' + url!r}")
-    if scheme in _LATER:
-        # The address may hold a password, so it is not repeated.
-        raise LogUnavailable(f"{scheme}: logs are not available in this version; use file:./directory")
     return scheme
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from heapq import merge
 from itertools import pairwise
@@ -21,6 +21,7 @@ from agent_saga_core.log import osfile, segments
 from agent_saga_core.log.base import Compaction, history_fault
 from agent_saga_core.log.history import File, History, View
 from agent_saga_core.log.index import Index, Stale, line_at, line_check
+from agent_saga_core.log.lines import Whole, encoded_of
 from agent_saga_core.log.locks import lock_whole, unlock_whole
 from agent_saga_core.log.manifest import (
     MANIFEST,
@@ -43,7 +44,7 @@ from agent_saga_core.log.segments import (
 )
 from agent_saga_core.records import FORMAT_VERSION, RECORD_LINE, Encoded, digest_fits, finish_line, header_fits
 
-__all__ = ["COMPACTING", "compact"]
+__all__ = ["COMPACTING", "adopt", "compact"]
 
 COMPACTING: Final = "compact"
 """Locked while a compaction runs."""
@@ -132,7 +133,32 @@ def _result(view: View, plan: _Plan, cutoff: float, carried: int, bytes_kept: in
         carried=carried,
         freed=sum(index.page.size for index in plan.retired.values()) - bytes_kept,
         kept=len(view.indexes) + len(view.notes) - len(plan.retired),
+        unit="segment",
     )
+
+
+def adopt(directory: str, log_id: str, scheme: str, wholes: Sequence[Whole]) -> None:
+    """Put the histories of sagas that are not there into a carry-over stream, and make it count: all of them at once.
+
+    Whatever ends this early leaves a stream that no manifest names; the next compaction, or adoption, removes it.
+
+    Raises:
+        SagaBusy: A compaction is running.
+        OSError: A file cannot be read or written.
+    """
+    with _alone(directory, scheme):
+        manifest = _tidy(directory, log_id)
+        if read_manifest(directory) is None:
+            manifest = _publish(directory, msgspec.structs.replace(manifest, log=log_id))
+        carry = _Carry(directory, log_id)
+        try:
+            for whole in wholes:
+                for n, encoded in zip(whole.numbers, whole.lines, strict=True):
+                    carry.put(encoded, n)
+            carry.end()
+        finally:
+            carry.close()
+        _publish(directory, msgspec.structs.replace(manifest, carried=[*manifest.carried, carry.name]))
 
 
 # --- what may leave
@@ -411,15 +437,13 @@ class _Carry:
 
     def add(self, line: re.Match[bytes]) -> None:
         """Put a record behind the others, as it was written but for its place."""
-        header, start, name, n = line["header"], line.start("header"), line["saga"], int(line["n"])
-        encoded = Encoded(
-            head=header[: line.end("time") - start],
-            name=name,
-            digest=b',"digest":"%b"' % line["digest"],
-            rest=line.string[line.end("header") : line.end()] + b"\n",
-        )
+        self.put(encoded_of(line), int(line["n"]))
+
+    def put(self, encoded: Encoded, n: int) -> None:
+        """Put a record behind the others, as it is."""
+        name = encoded.name
         tail = self.tail
-        if not tail.segment or tail.offset + 256 + len(line[0]) + len(tail.name) > segments.SEGMENT_BYTES:
+        if not tail.segment or tail.offset + 256 + sum(map(len, encoded)) + len(tail.name) > segments.SEGMENT_BYTES:
             self._begin()
         tail = self.tail
         place = b"" if not tail.name or (tail.name == name and tail.n == n - 1) else prev_field(tail.name, tail.n)

@@ -6,6 +6,7 @@ what is checked and read is the same on every store, and a flipped bit in a reco
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -14,6 +15,7 @@ import msgspec
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaError
 from agent_saga_core.log.base import history_fault
 from agent_saga_core.log.commit import Entry, Owned
+from agent_saga_core.log.lines import encoded_of, record_in
 from agent_saga_core.log.scan import saga_name
 from agent_saga_core.records import (
     MAX_LINE_BYTES,
@@ -35,6 +37,7 @@ __all__ = [
     "check_version",
     "damaged",
     "history_of",
+    "lines_of",
     "read_body",
     "stored",
 ]
@@ -92,15 +95,8 @@ def body_of(encoded: Encoded, log_id: bytes) -> bytes:
     return finish_line(encoded, log_id, b"")[0][:-1]
 
 
-def read_body(body: object, saga_id: str, n: object, log_id: bytes) -> Record | str:
-    """The record of a stored line, or what is wrong with it. Never raises: every byte may be hostile.
-
-    Args:
-        body: What the row holds.
-        saga_id: The saga that the row says it belongs to.
-        n: The number that the row says it has.
-        log_id: The id of the log.
-    """
+def _line_in(body: object, saga_id: str, n: object, log_id: bytes) -> re.Match[bytes] | str:
+    """A stored line, or what is wrong with it."""
     line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) and len(body) <= MAX_LINE_BYTES else None
     if line is None:
         return "it is no record line"
@@ -108,16 +104,37 @@ def read_body(body: object, saga_id: str, n: object, log_id: bytes) -> Record | 
         return "its header is not what was written"
     if saga_name(line["saga"]) != saga_id or int(line["n"]) != n:
         return "it stands in the place of another record"
-    if not digest_fits(line):
-        return "its data are not what was written"
+    return line if digest_fits(line) else "its data are not what was written"
+
+
+def read_body(body: object, saga_id: str, n: object, log_id: bytes, *, erased: bool = False) -> Record | str:
+    """The record of a stored line, or what is wrong with it. Never raises: every byte may be hostile.
+
+    Args:
+        body: What the row holds.
+        saga_id: The saga that the row says it belongs to.
+        n: The number that the row says it has.
+        log_id: The id of the log.
+        erased: Whether it may be erased; it has no data then.
+    """
+    line = _line_in(body, saga_id, n, log_id)
+    if isinstance(line, str):
+        return line
     record = record_of(line, saga_id)
+    if record is None and line["salt"] is None and erased:
+        return record_in(saga_id, encoded_of(line))
     if record is None:
         return "its payload was erased" if line["salt"] is None else "its data are no JSON that we write"
     return record
 
 
 def history_of(
-    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, *, next_n: int | None
+    saga_id: str,
+    rows: Iterable[tuple[object, object]],
+    log_id: bytes,
+    *,
+    next_n: int | None,
+    erased: bool = False,
 ) -> list[Record]:
     """Every record of a saga, in order, whatever its type.
 
@@ -126,24 +143,49 @@ def history_of(
         rows: Number and stored line of each, in order.
         log_id: The id of the log.
         next_n: The number that the store expects next; None if the store does not know the saga.
+        erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
 
     Raises:
         LogCorrupted: A record is missing, there twice, or not what was written.
     """
     records: list[Record] = []
     for n, body in rows:
-        found = read_body(body, saga_id, n, log_id)
+        found = read_body(body, saga_id, n, log_id, erased=erased)
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         records.append(found)
-    fault = history_fault(record.n for record in records)
-    if fault is None and next_n is None and records:
+    _check_numbers(saga_id, [record.n for record in records], next_n)
+    return records
+
+
+def lines_of(
+    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, *, next_n: int | None
+) -> tuple[Encoded, ...]:
+    """Every record of a saga as it is stored, in order: like `history_of`, but an erased one is no damage.
+
+    Raises:
+        LogCorrupted: A record is missing, there twice, or not what was written.
+    """
+    lines: list[Encoded] = []
+    numbers: list[int] = []
+    for n, body in rows:
+        found = _line_in(body, saga_id, n, log_id)
+        if isinstance(found, str):
+            raise damaged(saga_id, f"record {n!r}: {found}")
+        lines.append(encoded_of(found))
+        numbers.append(int(found["n"]))
+    _check_numbers(saga_id, numbers, next_n)
+    return tuple(lines)
+
+
+def _check_numbers(saga_id: str, numbers: Sequence[int], next_n: int | None) -> None:
+    fault = history_fault(numbers)
+    if fault is None and next_n is None and numbers:
         fault = "the store does not know it, but holds records of it"
-    if fault is None and next_n is not None and next_n != len(records) + 1:
-        fault = f"{len(records)} records are there, and {next_n - 1} were written"
+    if fault is None and next_n is not None and next_n != len(numbers) + 1:
+        fault = f"{len(numbers)} records are there, and {next_n - 1} were written"
     if fault is not None:
         raise damaged(saga_id, fault)
-    return records
 
 
 def damaged(saga_id: str, fault: str) -> LogCorrupted:

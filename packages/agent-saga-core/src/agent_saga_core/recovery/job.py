@@ -269,6 +269,13 @@ def _leave_alone(job: Job, folded: SagaFold) -> bool:
         case SagaStatus.COMMITTED | SagaStatus.ROLLED_BACK:
             job.gone = not job.named
             job.ends("untouched", f"it is {folded.status}")
+        case SagaStatus.MOVED:
+            job.gone = not job.named
+            job.ends("untouched", f"it was moved to {folded.moves_to}")
+        case SagaStatus.MOVING:  # it may have arrived: here nobody may act on it any more
+            job.ends(
+                "attention", f"it is being moved to {folded.moves_to}. Go on with agent-saga log copy --unfinished"
+            )
         case SagaStatus.SUSPENDED if folded.deadline is not None and now < folded.deadline:
             job.ends("untouched", "it is suspended and its deadline has not passed")
         # Without a grace the clocks must not matter: one that is behind would make every orphan look young.

@@ -84,10 +84,13 @@ def _resolving(run: Run, named: int | str, said: dict[str, Any], result: Any) ->
     looked: Outcome = yield Blocking(partial(run.log.read, run.saga_id))
     if looked.error is not None:
         raise looked.error
-    _named_step(fold(looked.value, run.saga_id), named)  # before claiming: a misspelt step leaves no trace
+    before = fold(looked.value, run.saga_id)
+    _named_step(before, named)  # before claiming: a misspelt step leaves no trace
+    _refuse_moving(run.saga_id, before)
     records = yield from claim(run, fresh=False, busy_timeout=0.0)
     run.load(records)
     status = run.fold.status
+    _refuse_moving(run.saga_id, run.fold)
     step = _named_step(run.fold, named)
     attempt = next((a for a in reversed(step.attempts) if a.open), None)
     if status.final or attempt is None:
@@ -108,8 +111,18 @@ def _resolving(run: Run, named: int | str, said: dict[str, Any], result: Any) ->
     yield from roll_back(run, patient_until=run.clock.monotonic(), reason="resolved")
 
 
+def _refuse_moving(saga_id: str, folded: SagaFold) -> None:
+    if folded.moves_to is not None:
+        said = "was moved to" if folded.status.final else "is being moved to"
+        raise SagaNotRunning(
+            f"saga {saga_id!r} {said} the log {folded.moves_to}. Resolve it there, once it has arrived.",
+            saga_id=saga_id,
+            status=folded.status,
+        )
+
+
 def _named_step(folded: SagaFold, named: int | str) -> Step:
-    if isinstance(named, int) or named.isdigit():
+    if isinstance(named, int) or (named.isascii() and named.isdecimal()):
         if 1 <= int(named) <= len(folded.steps):
             return folded.step(int(named))
     else:

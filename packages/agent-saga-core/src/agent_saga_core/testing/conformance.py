@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -16,9 +17,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_saga_core.errors import Fenced, LogUnavailable, SagaBusy
+from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log.base import Log
-from agent_saga_core.records import Record
+from agent_saga_core.log.lines import AnotherHistory, Lines
+from agent_saga_core.records import Encoded, Record, encode
 from agent_saga_core.testing.log_faults import BOUND, LogFaults, record
 
 __all__ = ["LogConformance"]
@@ -47,6 +49,26 @@ IDS = (
     " ",
     "%00%2f?#",
 )
+
+
+_moments = itertools.count(1_700_000_000)
+
+
+def history(saga: str, *kinds: str, **data: Any) -> Lines:
+    """The history of a saga as a log would hand it out: a record of each type, the first one with `data`.
+
+    Each one made began later than those made before.
+    """
+    at = float(next(_moments))
+    lines: list[Encoded] = []
+    for n, kind in enumerate(kinds, 1):
+        lines.append(encode(Record(saga=saga, n=n, epoch=1, type=kind, time=at, data=data if n == 1 else {"of": n})))
+    return tuple(lines)
+
+
+def erased(line: Encoded) -> Encoded:
+    """The same record with its payload erased."""
+    return line._replace(rest=b" " * (len(line.rest) - 2) + b"}\n")
 
 
 class LogConformance(LogFaults):
@@ -525,6 +547,192 @@ class LogConformance(LogFaults):
         with pytest.raises(ValueError, match=r"."):
             log.compact(keep_days=-1.0)
 
+    # --- moving
+
+    def test_lines_leave_nothing_out(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        assert log.lines(saga) == ()
+        log.claim(saga)
+        written = [
+            record(saga, 1, "START", **HOSTILE),
+            Record(saga=saga, n=2, epoch=1, type="LATER", time=1.5, data={"x": [1]}, critical=False),
+            record(saga, 3, "COMMITTED"),
+        ]
+        log.flush([log.append(one) for one in written][-1])
+        found = log.lines(saga)
+        assert all(encode(one).same_content(line) for one, line in zip(written, found, strict=True))
+        assert another().lines(saga) == found
+        assert len(log.read(saga)) == 2
+
+    def test_a_history_is_adopted_exactly_as_it_is(self, log: Log, another: Callable[[], Log]) -> None:
+        kinds: dict[str, tuple[str, ...]] = {
+            "z-ended": ("START", "INTENT", "DONE", "CLAIM", "COMMITTED"),
+            "open ☃": ("START", "INTENT", "CLAIM", "DONE"),
+            "a-short": ("START",),
+            "undone": ("START", "INTENT", "ROLLED_BACK"),
+        }
+        given = {saga_id: history(saga_id, *of, **HOSTILE) for saga_id, of in kinds.items()}
+        done = log.adopt(given)
+        assert (done.stored, done.there, done.refused) == (tuple(given), (), {})
+        for one in (log, another()):
+            assert {saga_id: one.lines(saga_id) for saga_id in given} == given
+            assert [found.type for found in one.read("z-ended")] == list(kinds["z-ended"])
+            assert one.read("a-short")[0].data == HOSTILE
+            assert one.saga_ids() == tuple(given) and one.unfinished().saga_ids == ("open ☃", "a-short")
+            assert not one.unfinished().damage and not any(map(one.is_live, given)) and not any(map(one.owned, given))
+            assert one.verify().intact and one.verify().records == 13
+
+    def test_what_was_adopted_goes_on_like_any_other(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.adopt({saga: history(saga, "START", "INTENT", "CLAIM"), "over": history("over", "START", "COMMITTED")})
+        other = another()
+        found = other.claim(saga)
+        assert [(one.n, one.type) for one in found[2:]] == [(3, "CLAIM"), (4, "CLAIM")]
+        other.flush(other.append(record(saga, 5, "DONE", epoch=4)))
+        assert len(other.claim("over")) == 2
+        with pytest.raises(ValueError, match=r"."):
+            other.append(record("over", 3))
+        for saga_id in (saga, "over"):
+            other.release(saga_id)
+        assert [one.epoch for one in log.read(saga)][3:] == [4, 4] and another().verify().intact
+
+    def test_a_history_that_is_there_is_left_as_it_is(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        given = {saga: history(saga, "START", "INTENT"), "over": history("over", "START", "ROLLED_BACK")}
+        log.adopt(given)
+        for one in (log, another()):
+            again = one.adopt(given)
+            assert (again.stored, again.there, again.refused) == ((), tuple(given), {})
+        log.claim(saga)
+        log.append(record(saga, 4, "COMMITTED", epoch=3))
+        log.release(saga)
+        gone_on = log.lines(saga)
+        fresh = {**given, "new": history("new", "START", "COMMITTED")}
+        again = another().adopt(fresh)
+        assert (again.stored, again.there, again.refused) == (("new",), tuple(given), {})
+        assert log.lines(saga) == gone_on and gone_on[:2] == given[saga] and len(gone_on) == 4
+        assert another().verify().intact and log.verify().records == 8
+
+    def test_another_history_of_that_id_is_refused_and_the_rest_adopted(
+        self, log: Log, another: Callable[[], Log]
+    ) -> None:
+        there = history("other", "START", "COMMITTED"), history("shorter", "START")
+        log.adopt({"other": there[0], "shorter": there[1]})
+        longer = (*there[1], encode(record("shorter", 2, "COMMITTED")))
+        given = {
+            "first": history("first", "START", "COMMITTED"),
+            "other": history("other", "START", "COMMITTED"),  # equal records, other salts
+            "shorter": longer,
+            "last": history("last", "START"),
+        }
+        done = another().adopt(given)
+        assert done.stored == ("first", "last") and done.there == ()
+        assert {saga_id: type(error) for saga_id, error in done.refused.items()} == {
+            "other": AnotherHistory,
+            "shorter": AnotherHistory,
+        }
+        assert (log.lines("other"), log.lines("shorter")) == there
+        assert log.lines("last") == given["last"] and log.verify().intact
+
+    def test_what_somebody_owns_is_not_adopted(self, log: Log, another: Callable[[], Log], saga: str) -> None:
+        log.claim("reserved")  # nothing of it is stored yet
+        log.claim(saga)
+        log.flush(log.append(record(saga, 1, "START")))
+        given = {
+            "reserved": history("reserved", "START", "COMMITTED"),
+            saga: log.lines(saga),
+            "free": history("free", "START"),
+        }
+        for one in (another(), log):
+            done = one.adopt(given)
+            assert {name: type(error) for name, error in done.refused.items()} == {"reserved": SagaBusy, saga: SagaBusy}
+        log.flush(log.append(record("reserved", 1, "START")))
+        log.flush(log.append(record(saga, 2)))
+        assert [len(another().lines(name)) for name in given] == [1, 2, 1]
+        log.release("reserved")
+        log.claim("given back")
+        log.release("given back")
+        assert another().adopt({"given back": history("given back", "START")}).stored == ("given back",)
+
+    @pytest.mark.parametrize("fault", ["empty", "gap", "name", "digest", "shape", "behind the end"])
+    def test_what_is_no_history_is_refused_and_nothing_stored(self, log: Log, fault: str) -> None:
+        good = history("s", "START", "INTENT", "DONE")
+        bad: Lines = {
+            "empty": (),
+            "gap": (good[0], good[2]),
+            "name": history("t", "START"),
+            "digest": (good[0]._replace(rest=good[1].rest),),
+            "shape": (good[0]._replace(head=good[0].head + b',"x":1'),),
+            "behind the end": history("s", "START", "COMMITTED", "INTENT"),
+        }[fault]
+        with pytest.raises(ValueError, match=r"."):
+            log.adopt({"fine": history("fine", "START"), "s": bad})
+        assert log.saga_ids() == () and log.verify().records == 0
+        assert log.adopt({}).stored == ()
+
+    def test_erased_and_unknown_records_are_adopted_as_they_are(self, log: Log, another: Callable[[], Log]) -> None:
+        start, intent, final = history("erased", "START", "INTENT", "COMMITTED", x="secret")
+        newer = encode(Record(saga="newer", n=2, epoch=1, type="LATER", time=2.0, data={"x": 1}))
+        given = {
+            "erased": (erased(start), intent, final),
+            "newer": (*history("newer", "START"), newer),
+            "plain": history("plain", "START", "COMMITTED"),
+        }
+        assert log.adopt(given).stored == tuple(given)
+        for one in (log, another()):
+            assert {saga_id: one.lines(saga_id) for saga_id in given} == given
+            for saga_id in ("erased", "newer"):
+                with pytest.raises(LogCorrupted):
+                    one.read(saga_id)
+            assert len(one.read("plain")) == 2 and one.unfinished().saga_ids == ("newer",)
+            assert one.verify().intact and one.verify().records == 7  # neither is damage
+        with pytest.raises(LogCorrupted):
+            log.claim("newer")
+        assert another().adopt(given).there == tuple(given)
+        log.adopt({"later": history("later", "START")})  # so that a store may give back what was stored with the others
+        log.compact(keep_days=0.0)
+        assert another().verify().intact and log.lines("newer") == given["newer"]
+
+    def test_many_and_large_histories_are_adopted_at_once(self, log: Log, another: Callable[[], Log]) -> None:
+        large: dict[str, Any] = {"text": "ü" * 1_500_000}
+        given = {f"s{n:04d}": history(f"s{n:04d}", "START", "INTENT", "DONE", "COMMITTED") for n in range(400)}
+        at = float(next(_moments))
+        given["large"] = tuple(
+            encode(Record(saga="large", n=n, epoch=1, type="DONE" if n > 1 else "START", time=at, data=large))
+            for n in range(1, 8)
+        )
+        given["long"] = history("long", "START", *["INTENT"] * 3_000)
+        assert len(log.adopt(given).stored) == 402
+        other = another()
+        assert all(other.lines(saga_id) == lines for saga_id, lines in given.items())
+        assert other.saga_ids() == tuple(given) and other.unfinished().saga_ids == ("large", "long")
+        assert other.verify().intact and other.verify().records == 1_600 + 7 + 3_001
+
+    def test_adopting_and_appending_at_once(self, log: Log, another: Callable[[], Log]) -> None:
+        other = another()
+        start = threading.Barrier(2, timeout=BOUND)
+
+        def append() -> None:
+            start.wait()
+            for n in range(30):
+                saga_id = f"own-{n}"
+                log.claim(saga_id)
+                log.append(record(saga_id, 1, "START"))
+                log.flush(log.append(record(saga_id, 2, "COMMITTED")))
+                log.release(saga_id)
+
+        def adopt() -> list[str]:
+            start.wait()
+            stored: list[str] = []
+            for n in range(6):
+                ids = [f"given-{n}-{i}" for i in range(5)]
+                stored += other.adopt({saga_id: history(saga_id, "START", "COMMITTED") for saga_id in ids}).stored
+            return stored
+
+        with ThreadPoolExecutor(2) as pool:
+            appending = pool.submit(append)
+            assert len(pool.submit(adopt).result(BOUND)) == 30
+            appending.result(BOUND)
+        found = another()
+        assert found.verify().intact and found.verify().records == 120 and found.unfinished().saga_ids == ()
+
     # --- the end
 
     def test_closing_flushes_releases_and_takes_nothing_more(
@@ -540,6 +748,8 @@ class LogConformance(LogFaults):
             lambda: log.read(saga),
             log.saga_ids,
             log.unfinished,
+            lambda: log.lines(saga),
+            lambda: log.adopt({saga: history(saga, "START")}),
         ):
             with pytest.raises(LogUnavailable):
                 call()

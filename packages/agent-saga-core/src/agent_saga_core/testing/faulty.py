@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_saga_core.clock import Clock
 from agent_saga_core.errors import LogUnavailable
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Log, Unfinished, Verification
-from agent_saga_core.records import Record
+from agent_saga_core.log.lines import Adopted, Lines
+from agent_saga_core.records import Encoded, Record
 
 __all__ = ["Fault", "FaultyLog"]
 
@@ -22,7 +23,8 @@ class Fault:
     """One failure of a log.
 
     Attributes:
-        on: Which call: `"append"`, `"flush"` (`aflush` and `write` count as well), `"claim"`, `"release"` or `"read"`.
+        on: Which call: `"append"`, `"flush"` (`aflush` and `write` count as well), `"claim"`, `"release"`, `"adopt"` or
+            `"read"` (`lines` counts as well).
         nth: The how-manieth of them, from 1. With `record`, of those appends, or flushes behind such an append.
         record: Count only appends of this record type, or flushes and writes after one was appended.
         how: `"fails"`: this call raises `LogUnavailable` and does nothing; the next one works. `"breaks"`: it does
@@ -31,7 +33,7 @@ class Fault:
             `"crashes-after"`: after it.
     """
 
-    on: Literal["append", "flush", "claim", "release", "read"]
+    on: Literal["append", "flush", "claim", "release", "adopt", "read"]
     nth: int = 1
     record: str | None = None
     how: Literal["fails", "breaks", "breaks-after", "crashes", "crashes-after"] = "breaks"
@@ -145,6 +147,14 @@ class FaultyLog:
         if self._broken is not None:
             raise LogUnavailable(f"the log takes no more records ({self._broken}); open it again")
         return self._inner.compact(progress, keep_days=keep_days, dry_run=dry_run)
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        return self._with_faults("read", lambda: self._inner.lines(saga_id))
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`."""
+        return self._with_faults("adopt", lambda: self._inner.adopt(histories))
 
     def close(self) -> None:
         """See `Log.close`. Never fails by plan."""

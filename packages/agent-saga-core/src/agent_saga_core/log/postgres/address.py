@@ -12,10 +12,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
-__all__ = ["Address", "address_of"]
+from agent_saga_core.log.lease import LEASE
 
-LEASE: Final = 30.0
-"""Seconds for which a process owns its sagas after it has last been heard of."""
+__all__ = ["Address", "address_of"]
 
 _OWN: Final = frozenset({"max_result_bytes", "schema", "lease", "timeout", "force"})
 _SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -105,7 +105,7 @@ class _Passage:
         """
         _, saga_id, next_n, ended = rows[0][:4]
         try:
-            records = intact(saga_id, next_n, ended, [(row[4], row[5]) for row in rows], self._log_id)
+            records = intact(saga_id, next_n, ended, [(row[4], row[5]) for row in rows], self._log_id, erased=True)
         except LogCorrupted:
             return []
         if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
-from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff, readable_history
-from agent_saga_core.log.commit import Entry, GroupCommitLog, Owned
+from agent_saga_core.errors import LogCorrupted, SagaBusy
+from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff
+from agent_saga_core.log.commit import Entry, Owned
+from agent_saga_core.log.leased import Holding, LeasedLog, Taken, fit
+from agent_saga_core.log.lines import Adopted, Lines, wholes_of
 from agent_saga_core.log.postgres.address import address_of
+from agent_saga_core.log.postgres.adopting import adopt, lines
 from agent_saga_core.log.postgres.compaction import compact
 from agent_saga_core.log.postgres.connection import Server
 from agent_saga_core.log.postgres.lease import Heart
 from agent_saga_core.log.postgres.owning import Ownership
 from agent_saga_core.log.postgres.reading import history, ids_of, is_live, unfinished, verify
 from agent_saga_core.log.postgres.schema import check_rights, open_meta
-from agent_saga_core.log.postgres.writing import Holding, RowBatch, Statements, put
-from agent_saga_core.log.sql import Refusals
-from agent_saga_core.records import FINAL, Record
+from agent_saga_core.log.postgres.writing import RowBatch, Statements, put
+from agent_saga_core.records import FINAL, Encoded, Record
 
 __all__ = ["PostgresLog"]
 
 
-class PostgresLog(GroupCommitLog[RowBatch]):
+class PostgresLog(LeasedLog[RowBatch]):
     """A log in a PostgreSQL database, shared by any number of processes on any number of machines.
 
     What `flush` or `write` returned for is committed: it survives whatever the server survives. A saga belongs to its
@@ -51,12 +52,7 @@ class PostgresLog(GroupCommitLog[RowBatch]):
     def __init__(self, url: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._address: Final = address_of(url)
         self._server: Final = Server(self._address)
-        self._heart: Final = Heart(self._server, self._address.lease)
         self._statements: Final = Statements.of(self._address.schema)
-        self._refusals: Final = Refusals()
-        self._holdings: dict[Owned, Holding] = {}
-        self._held: dict[str, object] = {}
-        self._writable = False
         super().__init__(clock)
         try:
             self._meta: Final = open_meta(self._server)
@@ -64,8 +60,9 @@ class PostgresLog(GroupCommitLog[RowBatch]):
             self._closed = "it could not be opened"
             self._server.close()
             raise
-        self._ownership: Final = Ownership(self._server, self._heart, self._meta.log_id)
-        weakref.finalize(self, self._heart.stop)
+        heart = Heart(self._server, self._address.lease)
+        self._ownership: Final = Ownership(self._server, heart, self._meta.log_id)
+        self.begin(heart)
 
     @property
     def url(self) -> str:
@@ -77,41 +74,24 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         """See `Log.max_result_bytes`."""
         return self._address.max_result_bytes
 
-    @property
-    def closed(self) -> bool:
-        """Whether this log was closed, or belongs to the parent of this process."""
-        return self._closed is not None
-
-    @property
-    def poisoned(self) -> BaseException | None:
-        """Why this log takes no more records; None if it does. Opening its address again may help."""
-        return self._broken
-
-    def read(self, saga_id: str) -> tuple[Record, ...]:
-        """See `Log.read`."""
-        self._check_readable()
-        return readable_history(saga_id, history(self._server, _fit(saga_id), self._meta.log_id))
-
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`: whether the lease of its owner runs."""
-        self._check_readable()
-        owner = self._owned.get(saga_id)
-        holding = None if owner is None else self._holdings.get(owner)
-        return (holding is not None and holding.writer.good()) or is_live(self._server, _fit(saga_id))
+        self.check_readable()
+        return self.holds(saga_id) or is_live(self._server, fit(saga_id))
 
     def saga_ids(self) -> tuple[str, ...]:
         """See `Log.saga_ids`."""
-        self._check_readable()
+        self.check_readable()
         return tuple(ids_of(self._server))
 
     def unfinished(self) -> Unfinished:
         """See `Log.unfinished`."""
-        self._check_readable()
+        self.check_readable()
         return unfinished(self._server, self._meta.log_id)
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Verification:
         """See `Log.verify`."""
-        self._check_readable()
+        self.check_readable()
         return verify(self._server, self._meta.log_id, progress)
 
     def compact(
@@ -122,27 +102,43 @@ class PostgresLog(GroupCommitLog[RowBatch]):
         dry_run: bool = False,
     ) -> Compaction:
         """See `Log.compact`. What counts as a segment here is a saga; the server's vacuum makes the room usable."""
-        self._check_readable()
+        self.check_readable()
         until = cutoff(self._clock, keep_days)
         return compact(self._server, self._meta.log_id, cutoff=until, dry_run=dry_run, progress=progress)
 
     # --- owning
 
-    def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
-        """See `Log.claim`. When this returns, the CLAIM is durable and whoever owned the saga before is fenced."""
+    def admit(self) -> None:
+        """See `LeasedLog.admit`."""
+        check_rights(self._server)
+
+    def take_over(self, saga_id: str, holding: Holding) -> Taken | None:
+        """See `LeasedLog.take_over`."""
+        return self._ownership.take(saga_id, holding, self._clock.time)
+
+    def hand_back(self, saga_id: str, holding: Holding) -> None:
+        """See `LeasedLog.hand_back`."""
+        self._ownership.release(saga_id, holding)
+
+    def history_there(self, saga_id: str) -> list[Record]:
+        """See `LeasedLog.history_there`."""
+        return history(self._server, saga_id, self._meta.log_id)
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`. What can be read is durable."""
+        self.check_readable()
+        return lines(self._server, fit(saga_id), self._meta.log_id)
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`. Some 16 MiB go in one transaction; a longer history in one of its own."""
         self._check(appending=True)
-        owner = Owned()
-        try:
-            self.take(saga_id, owner)
-            records = () if fresh else self._take_over(saga_id, owner)
-            self._owned[saga_id] = owner
-            return records
-        except BaseException:
-            if self._owned.get(saga_id) is owner:
-                self.release(saga_id)
-            else:
-                self.give_up(saga_id, owner)
-            raise
+        wholes = wholes_of(histories)
+        for whole in wholes:
+            fit(whole.saga_id)
+        self.check_writable()
+        return adopt(self._server, self._meta.log_id, wholes, self._is_ours)
 
     def claim_some(self, saga_ids: Sequence[str]) -> dict[str, tuple[Record, ...] | LogCorrupted]:
         """See `BatchClaims.claim_some`."""
@@ -201,78 +197,10 @@ class PostgresLog(GroupCommitLog[RowBatch]):
             raise
         return results
 
-    def take(self, saga_id: str, token: object) -> None:
-        """See `GroupCommitLog.take`. This excludes the other scopes of this process; a fresh id needs no more."""
-        _fit(saga_id)
-        if not self._writable:
-            check_rights(self._server)  # where that is refused, no effect must start
-            self._writable = True
-        writer = self._heart.writer()
-        if self._held.setdefault(saga_id, token) is not token:
-            raise SagaBusy(f"saga {saga_id!r} is owned by another scope of this process", saga_id=saga_id)
-        if isinstance(token, Owned):
-            self._holdings[token] = Holding(writer, 1, fresh=True)
-
-    def _take_over(self, saga_id: str, owner: Owned) -> tuple[Record, ...]:
-        holding = self._holdings[owner]
-        holding.fresh = False
-        taken = self._ownership.take(saga_id, holding, self._clock.time)
-        while taken is None:
-            holding.writer = self._heart.writer()
-            taken = self._ownership.take(saga_id, holding, self._clock.time)
-        owner.base_n = taken.last_n
-        owner.base_ended = any(record.type in FINAL for record in taken.records)
-        return taken.records
-
-    def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
-        """See `GroupCommitLog.durable_history`. What can be read is durable."""
-        records = history(self._server, saga_id, self._meta.log_id)
-        return readable_history(saga_id, records), len(records)
-
-    def give_up(self, saga_id: str, token: object) -> None:
-        """See `GroupCommitLog.give_up`. If the server is away, it is told when it is back."""
-        if self._held.get(saga_id) is token:
-            holding = self._holdings.get(token) if isinstance(token, Owned) else None
-            # The end of this log frees everything at once, and the final record of a saga freed that.
-            if holding is not None and holding.asked and not self._closing and not _is_over(token):
-                self._ownership.release(saga_id, holding)
-            self._held.pop(saga_id, None)
-        if isinstance(token, Owned):
-            self._holdings.pop(token, None)
-        self._refusals.forget(token)
+    def _is_ours(self, saga_id: str, owner: object) -> bool:
+        return saga_id in self._held or self._heart.mine(owner)
 
     # --- the store's part of group commit
-
-    def flush(self, ticket: int) -> None:
-        """See `Log.flush`. When this returns, the lease runs.
-
-        Raises:
-            Fenced: Another process has taken over, or may have: the lease ran out, and could not be renewed.
-            LogUnavailable: The server stayed away. The log takes no more records; open it again.
-        """
-        self._flush(ticket)
-        holding = self._in_doubt(ticket)
-        if holding is not None:
-            self._heart.hold(holding.writer)
-
-    async def aflush(self, ticket: int) -> None:
-        """See `flush`."""
-        await super().aflush(ticket)
-        holding = self._in_doubt(ticket)
-        if holding is not None:
-            await self._heart.ahold(holding.writer)
-
-    def _in_doubt(self, ticket: int) -> Holding | None:
-        """Under what the record was written, if nobody may act on its being durable before the lease is renewed.
-
-        Nothing is done after a final record that another owner could do as well.
-        """
-        if not isinstance(ticket, Entry):
-            return next((one for one in list(self._holdings.values()) if not one.writer.good()), None)
-        if ticket.final:
-            return None
-        holding = self._holdings.get(ticket.owner)
-        return None if holding is None or holding.writer.good() else holding
 
     def prepare(self, entries: Sequence[Entry]) -> RowBatch:
         """See `GroupCommitLog.prepare`."""
@@ -290,45 +218,10 @@ class PostgresLog(GroupCommitLog[RowBatch]):
     def sync(self) -> None:
         """See `GroupCommitLog.sync`: nothing is left to do."""
 
-    def shut(self, *, clean: bool) -> None:
-        """See `GroupCommitLog.shut`."""
-        try:
-            self._heart.retire()
-        except SagaError:
-            return  # the lease runs out by itself
-        finally:
-            self._server.close()
+    def disconnect(self) -> None:
+        """See `LeasedLog.disconnect`."""
+        self._server.close()
 
-    def abandon(self) -> None:
-        """See `GroupCommitLog.abandon`."""
-        self._heart.abandon()
-        self._held.clear()
-        self._holdings.clear()
+    def forget_server(self) -> None:
+        """See `LeasedLog.forget_server`."""
         self._server.abandon()
-
-    def _check_readable(self) -> None:
-        if self._closed is not None:
-            self._check()
-
-
-def _is_over(token: object) -> bool:
-    """Whether the saga has certainly ended: its row then names no owner."""
-    if not isinstance(token, Owned):
-        return False
-    last = token.last
-    return token.base_ended if last is None else last.final and last.durable and last.error is None
-
-
-def _fit(saga_id: str) -> str:
-    """The id, if the database can hold it.
-
-    Raises:
-        ValueError: It cannot.
-    """
-    try:
-        saga_id.encode()
-    except UnicodeEncodeError:
-        raise ValueError("A saga id is UTF-8. Choose another id.") from None
-    if "\0" in saga_id:
-        raise ValueError("A saga id has no control characters. Choose another id.")
-    return saga_id

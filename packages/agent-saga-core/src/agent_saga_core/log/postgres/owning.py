@@ -10,14 +10,15 @@ from psycopg import errors
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import readable_history
+from agent_saga_core.log.lease import Writer
+from agent_saga_core.log.leased import Holding, Taken
 from agent_saga_core.log.postgres.connection import Connection, Server
-from agent_saga_core.log.postgres.lease import Heart, Writer
+from agent_saga_core.log.postgres.lease import Heart
 from agent_saga_core.log.postgres.reading import Row, checked, rows_of, rows_of_many
-from agent_saga_core.log.postgres.writing import Holding
 from agent_saga_core.log.sql import body_of, damaged
 from agent_saga_core.records import FINAL, Record, RecordType, encode
 
-__all__ = ["Ownership", "Taken"]
+__all__ = ["Ownership"]
 
 _TRIES: Final = 16
 """How often a saga may change under a claimer before it is called busy."""
@@ -65,14 +66,6 @@ _RELEASE: Final = (
     " UPDATE {s}.saga SET owner = NULL WHERE id = %(id)s AND owner = %(me)s AND epoch = %(epoch)s AND next > 1"
     " AND ended IS NULL"
 )
-
-
-class Taken(NamedTuple):
-    """What claiming came to."""
-
-    records: tuple[Record, ...]
-    """All that can be read, the new CLAIM at the end."""
-    last_n: int
 
 
 class _Asked(NamedTuple):

@@ -106,16 +106,22 @@ def checked(saga_id: str, rows: Sequence[Row], log_id: bytes) -> list[Record]:
 
 
 def intact(
-    saga_id: str, next_n: object, ended: object, rows: Sequence[tuple[object, object]], log_id: bytes
+    saga_id: str,
+    next_n: object,
+    ended: object,
+    rows: Sequence[tuple[object, object]],
+    log_id: bytes,
+    *,
+    erased: bool = False,
 ) -> list[Record]:
-    """The records of a saga, of which its row is known.
+    """The records of a saga, of which its row is known; see `history_of`.
 
     Raises:
         LogCorrupted: One is damaged, or they do not fit the row.
     """
     if not isinstance(next_n, int):
         raise damaged(saga_id, "its row is not what was written")
-    records = history_of(saga_id, [row for row in rows if row[0] is not None], log_id, next_n=next_n)
+    records = history_of(saga_id, [row for row in rows if row[0] is not None], log_id, next_n=next_n, erased=erased)
     if (ended is not None) != (bool(records) and records[-1].type in FINAL):
         raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
     return records
@@ -219,7 +225,7 @@ class _Walk:
         _, saga_id, next_n, ended = rows[0][:4]
         before = self.records
         try:
-            records = intact(saga_id, next_n, ended, [(row[4], row[6]) for row in rows], self._log_id)
+            records = intact(saga_id, next_n, ended, [(row[4], row[6]) for row in rows], self._log_id, erased=True)
             if any(record.type in FINAL for record in records[:-1]):
                 raise damaged(saga_id, "records follow its final one")
         except LogCorrupted as error:

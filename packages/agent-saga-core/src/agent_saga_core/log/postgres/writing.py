@@ -10,11 +10,11 @@ from psycopg import errors
 
 from agent_saga_core.errors import Fenced, LogCorrupted
 from agent_saga_core.log.commit import Batch, Entry, Owned
+from agent_saga_core.log.leased import Holding
 from agent_saga_core.log.postgres.connection import Connection
-from agent_saga_core.log.postgres.lease import Writer
 from agent_saga_core.log.sql import Refusals, body_of, damaged, stored
 
-__all__ = ["Holding", "RowBatch", "Statements", "put"]
+__all__ = ["RowBatch", "Statements", "put"]
 
 _MOST_RECORDS: Final = 2_000
 _MOST_BYTES: Final = 16 * 2**20
@@ -73,18 +73,6 @@ class Statements(NamedTuple):
         begin, move = f"WITH at AS ({_BEGIN})", f"WITH at AS ({_MOVE})"
         texts = (begin + _ONE, begin + _MANY, move + _ONE, move + _MANY, _ALL, _LOOK)
         return cls(*(text.format(s=schema) for text in texts))
-
-
-class Holding:
-    """Under what token a saga is owned: the epoch, and the nonce of the writer."""
-
-    __slots__ = ("asked", "epoch", "fresh", "writer")
-
-    def __init__(self, writer: Writer, epoch: int, *, fresh: bool) -> None:
-        self.writer = writer
-        self.epoch = epoch
-        self.fresh = fresh  # its row is made with its first record
-        self.asked = False  # whether the server may have heard of this ownership
 
 
 class Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -11,15 +11,16 @@ from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.errors import LogCorrupted, LogUnavailable
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff, readable_history
 from agent_saga_core.log.commit import Entry, GroupCommitLog
+from agent_saga_core.log.lines import Adopted, Lines, Whole, adopt_owned, wholes_of
 from agent_saga_core.log.locks import FileLocks, RangeLocks, SagaLocks
 from agent_saga_core.log.sql import Refusals
 from agent_saga_core.log.sqlite.compaction import compact
 from agent_saga_core.log.sqlite.connection import PATIENCE, Connections, translated
 from agent_saga_core.log.sqlite.place import Place
-from agent_saga_core.log.sqlite.reading import history, ids_of, unfinished, verify
+from agent_saga_core.log.sqlite.reading import history, ids_of, lines, unfinished, verify
 from agent_saga_core.log.sqlite.schema import open_meta
-from agent_saga_core.log.sqlite.writing import RowBatch, put
-from agent_saga_core.records import Record
+from agent_saga_core.log.sqlite.writing import RowBatch, put, put_whole
+from agent_saga_core.records import Encoded, Record
 
 __all__ = ["SqliteLog"]
 
@@ -134,6 +135,34 @@ class SqliteLog(GroupCommitLog[RowBatch]):
                 cutoff=until,
                 dry_run=dry_run,
                 progress=progress,
+            )
+
+    # --- moving
+
+    def lines(self, saga_id: str) -> Lines:
+        """See `Log.lines`."""
+        self._check_readable()
+        self._connections.settle()
+        return lines(self._connections, saga_id, self._meta.log_id)
+
+    def adopt(self, histories: Mapping[str, Sequence[Encoded]]) -> Adopted:
+        """See `Log.adopt`. One call is one transaction."""
+        self._check(appending=True)
+        wholes = wholes_of(histories)
+        with closing(self._connections.beside()) as connections:
+
+            def put(fresh: Sequence[Whole]) -> None:
+                self._locks.check(whole.saga_id for whole in fresh)
+                with connections.writing() as connection:
+                    put_whole(connection, fresh, self._meta.log_id)
+
+            return adopt_owned(
+                wholes,
+                take=self._locks.acquire,
+                look=self.lines,
+                put=put,
+                give_up=self._locks.release,
+                at_once=self._locks.at_once,
             )
 
     # --- the store's part of group commit

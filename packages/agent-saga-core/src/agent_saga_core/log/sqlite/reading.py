@@ -8,12 +8,13 @@ from typing import Final
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
+from agent_saga_core.log.lines import Lines, is_final
 from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import damaged, history_of, read_body
+from agent_saga_core.log.sql import damaged, history_of, lines_of, read_body
 from agent_saga_core.log.sqlite.connection import Connections
 from agent_saga_core.records import FINAL, RECORD_LINE, Record
 
-__all__ = ["history", "ids_of", "intact", "unfinished", "verify"]
+__all__ = ["history", "ids_of", "intact", "lines", "unfinished", "verify"]
 
 _HISTORY: Final = (
     "SELECT s.next, s.id, s.ended, r.n, r.body FROM saga s LEFT JOIN record r ON r.saga = s.seq"
@@ -43,11 +44,11 @@ def name_of(value: object) -> str | None:
         return None
 
 
-def history(connections: Connections, saga_id: str, log_id: bytes) -> list[Record]:
-    """Every record of the saga, in order, whatever its type.
+def _rows(connections: Connections, saga_id: str) -> tuple[object, object, list[tuple[object, object]]]:
+    """What the saga's row says of its next number and its end, and its records; (None, None, nothing) if there is none.
 
     Raises:
-        LogCorrupted: Damage concerns this saga.
+        LogCorrupted: The row is not what was written.
     """
     with connections.reading() as connection:
         try:
@@ -57,14 +58,41 @@ def history(connections: Connections, saga_id: str, log_id: bytes) -> list[Recor
                 raise damaged(saga_id, f"a page of the database is broken ({error})") from error
             raise
     if not rows:
-        return []
+        return None, None, []
     next_n, name, ended, *_ = rows[0]
     if not isinstance(next_n, int) or name_of(name) != saga_id:
         raise damaged(saga_id, "its row is not what was written")
-    records = history_of(saga_id, [(n, body) for *_, n, body in rows if n is not None], log_id, next_n=next_n)
+    return next_n, ended, [(n, body) for *_, n, body in rows if n is not None]
+
+
+def history(connections: Connections, saga_id: str, log_id: bytes) -> list[Record]:
+    """Every record of the saga, in order, whatever its type.
+
+    Raises:
+        LogCorrupted: Damage concerns this saga.
+    """
+    next_n, ended, rows = _rows(connections, saga_id)
+    if not isinstance(next_n, int):
+        return []
+    records = history_of(saga_id, rows, log_id, next_n=next_n)
     if (ended is not None) != (bool(records) and records[-1].type in FINAL):
         raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
     return records
+
+
+def lines(connections: Connections, saga_id: str, log_id: bytes) -> Lines:
+    """Every record of the saga, in order, as it is stored.
+
+    Raises:
+        LogCorrupted: Damage concerns this saga.
+    """
+    next_n, ended, rows = _rows(connections, saga_id)
+    if not isinstance(next_n, int):
+        return ()
+    found = lines_of(saga_id, rows, log_id, next_n=next_n)
+    if (ended is not None) != (bool(found) and is_final(found[-1])):
+        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
+    return found
 
 
 def ids_of(connections: Connections) -> list[str]:
@@ -167,7 +195,7 @@ def _named(body: object, log_id: bytes) -> str | None:
 
 
 def intact(connection: sqlite3.Connection, seq: int, saga_id: str, next_n: object, log_id: bytes) -> list[Record]:
-    """The records of a saga of which the row is known.
+    """The records of a saga of which the row is known. Erased ones are intact, and have no data.
 
     Raises:
         LogCorrupted: One is damaged.
@@ -176,7 +204,7 @@ def intact(connection: sqlite3.Connection, seq: int, saga_id: str, next_n: objec
         raise damaged(saga_id, "its row is not what was written")
     try:
         rows = connection.execute("SELECT n, body FROM record WHERE saga = ? ORDER BY n", (seq,))
-        return history_of(saga_id, rows, log_id, next_n=next_n)
+        return history_of(saga_id, rows, log_id, next_n=next_n, erased=True)
     except sqlite3.DatabaseError as error:
         if not _malformed(error):
             raise

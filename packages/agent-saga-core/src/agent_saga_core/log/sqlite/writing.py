@@ -8,13 +8,16 @@ from typing import Final
 
 from agent_saga_core.errors import Fenced
 from agent_saga_core.log.commit import Batch, Entry
+from agent_saga_core.log.lines import Whole
 from agent_saga_core.log.sql import Refusals, body_of, damaged, stored
 
-__all__ = ["RowBatch", "put"]
+__all__ = ["RowBatch", "put", "put_whole"]
 
 _BEGIN: Final = "INSERT OR IGNORE INTO saga(id, next, ended) VALUES(?, ?, ?)"
 _ADVANCE: Final = "UPDATE saga SET next = ?, ended = ? WHERE id = ? AND next = ?"
 _STORE: Final = "INSERT INTO record(saga, n, body) SELECT seq, ?, ? FROM saga WHERE id = ?"
+_ADD: Final = "INSERT INTO saga(id, next, ended) VALUES(?, ?, ?)"
+_FILL: Final = "INSERT INTO record(saga, n, body) VALUES(?, ?, ?)"
 _NEXT: Final = "SELECT next FROM saga WHERE id = ?"
 _STORED: Final = "SELECT r.n, r.body FROM saga s JOIN record r ON r.saga = s.seq WHERE s.id = ? AND r.n BETWEEN ? AND ?"
 
@@ -126,3 +129,15 @@ def _put_one(connection: sqlite3.Connection, rows: Rows, refusals: Refusals) -> 
         connection.execute("RELEASE one")
         fault = f"record {left.entries[0].n} is there already, and was not written"
         refusals.refuse(left.entries, damaged(first.saga, fault))
+
+
+def put_whole(connection: sqlite3.Connection, wholes: Sequence[Whole], log_id: bytes) -> None:
+    """Put the histories of sagas that are not there into the transaction at hand.
+
+    Raises:
+        sqlite3.Error: They cannot be stored.
+    """
+    for whole in wholes:
+        seq = connection.execute(_ADD, (whole.saga_id, len(whole.lines) + 1, whole.ended)).lastrowid
+        bodies = zip(whole.numbers, whole.lines, strict=True)
+        connection.executemany(_FILL, [(seq, n, body_of(line, log_id)) for n, line in bodies])

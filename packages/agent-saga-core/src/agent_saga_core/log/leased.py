@@ -1,0 +1,259 @@
+"""What the logs on a server have in common, whichever it is: sagas owned under a lease, and the guard of effects."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from typing import Any, Final, NamedTuple, TypeVar
+
+from agent_saga_core.clock import Clock
+from agent_saga_core.errors import SagaBusy, SagaError
+from agent_saga_core.log.base import readable_history
+from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog, Owned
+from agent_saga_core.log.lease import Heart, Writer
+from agent_saga_core.log.sql import Refusals
+from agent_saga_core.records import FINAL, Record
+
+__all__ = ["Holding", "LeasedLog", "Taken", "fit"]
+
+B = TypeVar("B", bound=Batch)
+
+
+class Holding:
+    """Under what token a saga is owned: the epoch, and the nonce of the writer."""
+
+    __slots__ = ("asked", "epoch", "fresh", "kept", "writer")
+
+    def __init__(self, writer: Writer, epoch: int, *, fresh: bool) -> None:
+        self.writer = writer
+        self.epoch = epoch
+        self.fresh = fresh  # the store learns of the saga with its first record
+        self.asked = False  # whether the server may have heard of this ownership
+        self.kept = 0  # the last record of the saga that is known to be stored
+
+
+class Taken(NamedTuple):
+    """What claiming came to."""
+
+    records: tuple[Record, ...]
+    """All that can be read, the new CLAIM at the end."""
+    last_n: int
+
+
+class LeasedLog(GroupCommitLog[B]):
+    """A log on a server, whose processes own sagas as long as their lease runs.
+
+    A store supplies the store's part of group commit (without `take`, `give_up`, `durable_history`, `shut` and
+    `abandon`), and `admit`, `take_over`, `hand_back`, `history_there`, `disconnect` and `forget_server`. It calls
+    `begin` once it is open.
+    """
+
+    _heart: Heart[Any]
+
+    def __init__(self, clock: Clock) -> None:
+        self._refusals: Final = Refusals()
+        self._holdings: dict[Owned, Holding] = {}
+        self._held: dict[str, object] = {}
+        self._writable = False
+        super().__init__(clock)
+
+    def begin(self, heart: Heart[Any]) -> None:
+        """Let `heart` stop with this log."""
+        self._heart = heart
+        weakref.finalize(self, heart.stop)
+
+    # --- what a store supplies
+
+    @abstractmethod
+    def admit(self) -> None:
+        """Before the first claim: refuse a process that may look and not write.
+
+        Raises:
+            LogUnavailable: It lacks a right.
+        """
+
+    @abstractmethod
+    def take_over(self, saga_id: str, holding: Holding) -> Taken | None:
+        """Own the saga, whatever there is of it, and set the epoch of `holding`; every record returned is durable.
+
+        None says that the writer itself has lost its lease, without having heard of it: another may try.
+
+        Raises:
+            SagaBusy: A live process has it.
+            LogCorrupted: Damage concerns it. It is not owned.
+            LogUnavailable: The server cannot be reached, or refuses.
+        """
+
+    @abstractmethod
+    def hand_back(self, saga_id: str, holding: Holding) -> None:
+        """Give the saga back; as soon as the server is there again, if it is not there now."""
+
+    @abstractmethod
+    def history_there(self, saga_id: str) -> list[Record]:
+        """Every record of the saga, in order, whatever its type.
+
+        Raises:
+            LogCorrupted: Damage concerns this saga.
+        """
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Close every connection; nothing is waited for any more."""
+
+    @abstractmethod
+    def forget_server(self) -> None:
+        """In a forked child: forget every connection, without a word to the server."""
+
+    # --- the log protocol
+
+    def read(self, saga_id: str) -> tuple[Record, ...]:
+        """See `Log.read`."""
+        self.check_readable()
+        return readable_history(saga_id, self.history_there(fit(saga_id)))
+
+    def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
+        """See `Log.claim`. When this returns, the CLAIM is durable and whoever owned the saga before is fenced."""
+        self._check(appending=True)
+        owner = Owned()
+        try:
+            self.take(saga_id, owner)
+            records = () if fresh else self._take_over(saga_id, owner)
+            self._owned[saga_id] = owner
+            return records
+        except BaseException:
+            if self._owned.get(saga_id) is owner:
+                self.release(saga_id)
+            else:
+                self.give_up(saga_id, owner)
+            raise
+
+    def take(self, saga_id: str, token: object) -> None:
+        """See `GroupCommitLog.take`. This excludes the other scopes of this process; a fresh id needs no more."""
+        fit(saga_id)
+        self.check_writable()
+        writer = self._heart.writer()
+        if self._held.setdefault(saga_id, token) is not token:
+            raise SagaBusy(f"saga {saga_id!r} is owned by another scope of this process", saga_id=saga_id)
+        if isinstance(token, Owned):
+            self._holdings[token] = Holding(writer, 1, fresh=True)
+
+    def check_writable(self) -> None:
+        """Refuse to write where this process may not, once it is asked for: then no effect must start."""
+        if not self._writable:
+            self.admit()
+            self._writable = True
+
+    def _take_over(self, saga_id: str, owner: Owned) -> tuple[Record, ...]:
+        holding = self._holdings[owner]
+        holding.fresh = False
+        taken = self.take_over(saga_id, holding)
+        while taken is None:
+            holding.writer = self._heart.writer()
+            taken = self.take_over(saga_id, holding)
+        owner.base_n = taken.last_n
+        owner.base_ended = any(record.type in FINAL for record in taken.records)
+        return taken.records
+
+    def durable_history(self, saga_id: str) -> tuple[tuple[Record, ...], int]:
+        """See `GroupCommitLog.durable_history`. What can be read is durable."""
+        records = self.history_there(saga_id)
+        return readable_history(saga_id, records), len(records)
+
+    def give_up(self, saga_id: str, token: object) -> None:
+        """See `GroupCommitLog.give_up`. If the server is away, it is told when it is back."""
+        if self._held.get(saga_id) is token:
+            holding = self._holdings.get(token) if isinstance(token, Owned) else None
+            # The end of this log frees everything at once, and the final record of a saga freed that.
+            if holding is not None and holding.asked and not self._closing and not _is_over(token):
+                self.hand_back(saga_id, holding)
+            self._held.pop(saga_id, None)
+        if isinstance(token, Owned):
+            self._holdings.pop(token, None)
+        self._refusals.forget(token)
+
+    # --- durable, and still the owner
+
+    def flush(self, ticket: int) -> None:
+        """See `Log.flush`. When this returns, the lease runs.
+
+        Raises:
+            Fenced: Another process has taken over, or may have: the lease ran out, and could not be renewed.
+            LogUnavailable: The server stayed away. The log takes no more records; open it again.
+        """
+        self._flush(ticket)
+        holding = self._in_doubt(ticket)
+        if holding is not None:
+            self._heart.hold(holding.writer)
+
+    async def aflush(self, ticket: int) -> None:
+        """See `flush`."""
+        await super().aflush(ticket)
+        holding = self._in_doubt(ticket)
+        if holding is not None:
+            await self._heart.ahold(holding.writer)
+
+    def _in_doubt(self, ticket: int) -> Holding | None:
+        """Under what the record was written, if nobody may act on its being durable before the lease is renewed.
+
+        Nothing is done after a final record that another owner could do as well.
+        """
+        if not isinstance(ticket, Entry):
+            return next((one for one in list(self._holdings.values()) if not one.writer.good()), None)
+        if ticket.final:
+            return None
+        holding = self._holdings.get(ticket.owner)
+        return None if holding is None or holding.writer.good() else holding
+
+    def holds(self, saga_id: str) -> bool:
+        """Whether this process owns the saga, and may act on it at this moment."""
+        owner = self._owned.get(saga_id)
+        holding = None if owner is None else self._holdings.get(owner)
+        return holding is not None and holding.writer.good()
+
+    # --- the end
+
+    def shut(self, *, clean: bool) -> None:
+        """See `GroupCommitLog.shut`."""
+        try:
+            self._heart.retire()
+        except SagaError:
+            return  # the lease runs out by itself
+        finally:
+            self.disconnect()
+
+    def abandon(self) -> None:
+        """See `GroupCommitLog.abandon`."""
+        heart: Heart[Any] | None = getattr(self, "_heart", None)
+        if heart is not None:
+            heart.abandon()
+        self._held.clear()
+        self._holdings.clear()
+        self.forget_server()
+
+    def check_readable(self) -> None:
+        """Raise if this log is closed. One that takes no more records can still be read."""
+        if self._closed is not None:
+            self._check()
+
+
+def _is_over(token: object) -> bool:
+    """Whether the saga has certainly ended: the store then names no owner."""
+    if not isinstance(token, Owned):
+        return False
+    last = token.last
+    return token.base_ended if last is None else last.final and last.durable and last.error is None
+
+
+def fit(saga_id: str) -> str:
+    """The id, if a store can hold it.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    try:
+        saga_id.encode()
+    except UnicodeEncodeError:
+        raise ValueError("A saga id is UTF-8. Choose another id.") from None
+    if "\0" in saga_id:
+        raise ValueError("A saga id has no control characters. Choose another id.")
+    return saga_id

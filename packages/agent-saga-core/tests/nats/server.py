@@ -1,0 +1,236 @@
+"""NATS servers for the tests: the one that is named in the environment, or some of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(sys.executable).parent / "nats-server"
+GIVEN = "AGENT_SAGA_TEST_NATS"
+BOUND = 60.0
+
+
+def wait_for(what: Callable[[], Any], bound: float = BOUND) -> Any:
+    """What it is true to, once it is."""
+    until = time.monotonic() + bound
+    pause = threading.Event()
+    while True:
+        found = what()
+        if found:
+            return found
+        assert time.monotonic() < until, "it did not happen"
+        pause.wait(0.01)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+class Nats:
+    """A server on this machine, which may be stopped and started. Its data are gone with it."""
+
+    def __init__(self, root: Path, name: str = "solo", *, sync: str | None = "always", more: str = "") -> None:
+        self.name = name
+        self.port, self.monitor = free_port(), free_port()
+        self._config = root / f"{name}.conf"
+        self._log = root / f"{name}.log"
+        syncs = f"sync_interval: {sync}" if sync else ""
+        self._config.write_text(
+            f'server_name: "{name}"\nlisten: "127.0.0.1:{self.port}"\nhttp: "127.0.0.1:{self.monitor}"\n'
+            f'jetstream {{ store_dir: "{root / name}"\n {syncs} }}\n{more}\n',
+            "utf-8",
+        )
+        self.popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.popen = subprocess.Popen(
+            [str(PROGRAM), "-c", str(self._config), "-l", str(self._log)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:
+                return one.recv(4) == b"INFO"
+        except OSError:
+            return False
+
+    def ask(self, path: str) -> dict[str, Any]:
+        """What its monitoring says."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{path}", timeout=5) as answer:
+            return json.loads(answer.read())
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        popen, self.popen = self.popen, None
+        if popen is not None:
+            popen.send_signal(number)
+            popen.wait(BOUND)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="saga-nats-"))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def server_of_its_own(*, sync: str | None = "always", more: str = "") -> Generator[Nats]:
+    """A server that may be stopped: it is nobody else's."""
+    with scratch() as root:
+        server = Nats(root, sync=sync, more=more)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGKILL)
+
+
+@contextmanager
+def any_server() -> Generator[str]:
+    """The address of a server that tests share."""
+    given = os.environ.get(GIVEN)
+    if given:
+        yield given
+        return
+    with server_of_its_own() as server:
+        yield f"{server.uri}?monitor=127.0.0.1:{server.monitor}"
+
+
+def fresh(uri: str, **options: object) -> str:
+    """The address of a log of its own there; nothing is made."""
+    base, _, query = uri.partition("?")
+    given = "&".join([*filter(None, [query]), *(f"{name}={value}" for name, value in options.items())])
+    return f"{base.rstrip('/')}/t_{uuid.uuid4().hex[:12]}" + (f"?{given}" if given else "")
+
+
+def through(url: str, port: int) -> str:
+    """The same log by way of another port of this machine."""
+    base, question, query = url.partition("?")
+    path = base.removeprefix("nats://").partition("/")[2]
+    return f"nats://127.0.0.1:{port}/{path}{question}{query}"
+
+
+class Proxy:
+    """Stands between a log and its server, on a port of this machine, and can lose what the server says.
+
+    Attributes:
+        lost: Set when an answer was lost as `lose_the_answer` asked.
+    """
+
+    def __init__(self, uri: str) -> None:
+        host, _, port = uri.removeprefix("nats://").partition("?")[0].partition("/")[0].rpartition(":")
+        self._target = host.rpartition("@")[2], int(port)
+        self._marker: bytes | None = None
+        self._away = self._stay_away = False
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.lost = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_the_answer(self, marker: bytes, *, and_stay_away: bool = False) -> None:
+        """The next message that holds `marker` reaches the server, and what it answers reaches nobody."""
+        self.lost.clear()
+        self._stay_away = and_stay_away
+        self._marker = marker
+
+    def go_away(self) -> None:
+        """Cut every connection, and take no other."""
+        self._away = True
+        for pair in self._pairs:
+            _cut(pair)
+
+    def come_back(self) -> None:
+        """Take connections again."""
+        self._away = False
+
+    def close(self) -> None:
+        """End everything."""
+        self._listener.close()
+        self.go_away()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._away:
+                client.close()
+                continue
+            try:
+                pair = client, socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            self._pairs.append(pair)
+            doomed = threading.Event()
+            threading.Thread(target=self._requests, args=(pair, doomed), daemon=True).start()
+            threading.Thread(target=self._answers, args=(pair, doomed), daemon=True).start()
+
+    def _requests(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
+        for data in _received(pair[0]):
+            if self._marker is not None and self._marker in data:
+                self._marker = None
+                doomed.set()
+            try:
+                pair[1].sendall(data)
+            except OSError:
+                break
+        _cut(pair)
+
+    def _answers(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
+        for data in _received(pair[1]):
+            if doomed.is_set():  # the message is stored, or the server would not say a word yet
+                if self._stay_away:
+                    self.go_away()
+                _cut(pair)
+                self.lost.set()
+                return
+            try:
+                pair[0].sendall(data)
+            except OSError:
+                break
+        _cut(pair)
+
+
+def _received(source: socket.socket) -> Iterator[bytes]:
+    while True:
+        try:
+            data = source.recv(1 << 20)
+        except OSError:
+            return
+        if not data:
+            return
+        yield data
+
+
+def _cut(pair: tuple[socket.socket, socket.socket]) -> None:
+    for end in pair:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()

@@ -1,0 +1,696 @@
+"""The NATS log when answers are lost, leases run out, servers go and come back, and records are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agent_saga_core import ActionSemantics, Compensation, saga_scope
+from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
+from agent_saga_core.log import lease
+from agent_saga_core.log.nats import NatsLog, init
+from agent_saga_core.log.nats.address import address_of
+from agent_saga_core.log.nats.connection import Away
+from agent_saga_core.log.nats.messages import Lease
+from agent_saga_core.records import Record
+
+from .server import BOUND, Nats, Proxy, fresh, server_of_its_own, through, wait_for
+
+
+def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
+    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
+
+
+def begin(log: NatsLog, saga: str, *, fresh: bool = False) -> None:
+    log.claim(saga, fresh=fresh)
+    log.flush(log.append(record(saga, 1, "START")))
+
+
+def written(url: str) -> bytes:
+    """What a message of a writer begins with on the wire."""
+    return f"HPUB {address_of(url).name}.w.".encode()
+
+
+def entered(url: str, what: str = "s") -> bytes:
+    """What a change of the index begins with on the wire."""
+    return f"HPUB {address_of(url).name}.i.{what}.".encode()
+
+
+def expire(log: NatsLog) -> None:
+    """Let everybody believe that the leases of this log have been watched running out; it has not heard of it."""
+    index = log._index
+    for pen in log._nats_heart.pens.values():
+        log._server.run(lambda pen=pen: index.put_expired(pen.nonce, pen.revision))
+
+
+def pen_of(log: NatsLog) -> Any:
+    return log._nats_heart.pen(log._nats_heart._current)
+
+
+# --- acknowledgements that are lost
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("records", [1, 3])
+def test_an_append_whose_answer_is_lost_is_stored_once(proxy: Proxy, url: str, records: int, fresh: bool) -> None:
+    log = NatsLog(through(url, proxy.port))
+    log.claim("s", fresh=fresh)
+    for n in range(1, records):
+        log.append(record("s", n, "START" if n == 1 else "INTENT"))
+    proxy.lose_the_answer(written(url))
+    log.flush(log.append(record("s", records, x="last")))
+    assert proxy.lost.is_set()
+    assert [one.n for one in log.read("s")] == list(range(1, records + 1))
+    log.flush(log.append(record("s", records + 1)))  # the saga goes on
+    assert log.verify().intact and log.verify().records == records + 1
+    log.close()
+
+
+def test_the_deduplication_of_the_server_is_not_relied_on(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened()
+    begin(log, "s")
+    put = log._server.put
+    tries: list[str] = []
+
+    async def once_lost(subject: str, data: bytes, *, token: str, **given: Any) -> int:
+        if ".w." in subject:
+            tries.append(token)
+        if len(tries) > 1:
+            token = f"{token}-again"  # as if the server had forgotten that it has seen this one
+        seq = await put(subject, data, token=token, **given)
+        if len(tries) == 1:
+            raise Away("lost")
+        return seq
+
+    monkeypatch.setattr(log._server, "put", once_lost)
+    log.flush(log.append(record("s", 2)))
+    assert len(tries) == 2 and tries[0] == tries[1]
+    monkeypatch.undo()
+    log.flush(log.append(record("s", 3)))
+    assert [one.n for one in log.read("s")] == [1, 2, 3] and log.verify().records == 3
+
+
+def test_a_batch_whose_answer_is_lost_is_stored_once_and_one_fenced_saga_fails_alone(proxy: Proxy, url: str) -> None:
+    log, other = NatsLog(through(url, proxy.port)), NatsLog(url)
+    ids = [f"s{n}" for n in range(20)]
+    for saga in ids:
+        log.claim(saga, fresh=True)
+    begin(other, "s7")  # an id that was drawn here, and that somebody else knew
+    tickets = [log.append(record(saga, 1, "START", x=saga)) for saga in ids]
+    proxy.lose_the_answer(written(url))
+    log.flush(tickets[0])
+    assert proxy.lost.is_set()
+    for saga, ticket in zip(ids, tickets, strict=True):
+        if saga == "s7":
+            with pytest.raises(Fenced, match="s7"):
+                log.flush(ticket)
+        else:
+            log.flush(ticket)
+            assert [one.data.get("x") for one in log.read(saga)] == [saga]
+    with pytest.raises(Fenced):  # what follows a refused record is refused too
+        log.flush(log.append(record("s7", 2)))
+    assert [one.data for one in other.read("s7")] == [{}]
+    assert other.verify().intact and other.verify().records == 20
+    log.close()
+    other.close()
+
+
+def test_sagas_of_a_writer_that_was_fenced_fail_and_those_of_its_successor_are_stored(
+    opened: Callable[..., NatsLog],
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "old")
+    begin(log, "older")
+    expire(log)
+    assert other.claim("older")[-1].type == "CLAIM"
+    assert not log._nats_heart.still(log._nats_heart._current)
+    begin(log, "new")  # as another writer
+    tickets = {saga: log.append(record(saga, 2)) for saga in ("old", "new", "older")}
+    log.flush(tickets["new"])
+    for saga in ("old", "older"):
+        with pytest.raises(Fenced):
+            log.flush(tickets[saga])
+    assert [len(other.read(saga)) for saga in ("old", "new", "older")] == [1, 2, 2]
+    assert other.verify().intact
+
+
+@pytest.mark.parametrize("marker", [written, entered])
+def test_a_claim_whose_answer_is_lost_owns_the_saga_all_the_same(
+    proxy: Proxy, url: str, marker: Callable[[str], bytes]
+) -> None:
+    first = NatsLog(url)
+    begin(first, "s")
+    first.close()
+    log = NatsLog(through(url, proxy.port))
+    log.claim("warm", fresh=True)
+    proxy.lose_the_answer(marker(url))
+    found = log.claim("s")
+    assert proxy.lost.is_set()
+    assert [one.n for one in found] == [1, 2] and found[-1].type == "CLAIM"
+    log.flush(log.append(record("s", 3, epoch=2)))
+    assert log.verify().intact
+    log.close()
+
+
+def test_an_absent_id_whose_claim_is_lost_is_owned(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    log.claim("warm", fresh=True)
+    proxy.lose_the_answer(entered(url))
+    assert log.claim("s") == () and proxy.lost.is_set()
+    log.flush(log.append(record("s", 1, "START")))
+    log.close()
+
+
+def test_many_new_ids_whose_common_entry_is_lost_are_entered_once(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    ids = [f"s{n}" for n in range(40)]
+    for saga in ids:
+        log.claim(saga, fresh=True)
+    ticket = [log.append(record(saga, 1, "START")) for saga in ids][-1]
+    proxy.lose_the_answer(b"Nats-Batch-Commit: 1")
+    log.flush(ticket)
+    assert proxy.lost.is_set()
+    assert list(log.saga_ids()) == ids and log.verify().records == 40
+    log.close()
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_what_was_stored_and_then_taken_over_is_no_reason_to_act(proxy: Proxy, url: str, final: bool) -> None:
+    log, other = NatsLog(through(url, proxy.port)), NatsLog(url)
+    begin(log, "s")
+    ticket = log.append(record("s", 2, "COMMITTED" if final else "INTENT"))
+    pen = pen_of(log)
+    proxy.lose_the_answer(written(url), and_stay_away=True)
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(log.flush, ticket)
+        assert proxy.lost.wait(BOUND)
+        index = other._index
+        other._server.run(lambda: index.put_expired(pen.nonce, pen.revision))
+        begin(other, "t")
+        wait_for(lambda: len(other.read("s")) == 2)
+        found = other.claim("s")
+        if final:  # that needs no fence; somebody else took another saga of this process
+            other._server.run(lambda: other._ownership.fence(pen.nonce, None))
+        proxy.come_back()
+        if final:
+            flushed.result(BOUND)  # it is so, whoever looks at it now
+        else:
+            with pytest.raises(Fenced):
+                flushed.result(BOUND)
+    assert [str(one.type) for one in found] == (["START", "COMMITTED"] if final else ["START", "INTENT", "CLAIM"])
+    assert other.read("s") == found
+    log.close()
+    other.close()
+
+
+def test_no_step_of_a_real_saga_is_done_twice_when_every_third_answer_is_lost(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    done: list[int] = []
+    for at in range(6):
+        with saga_scope(f"s{at}", log=log) as saga:
+            for n in range(3):
+                proxy.lose_the_answer(written(url))
+                saga.execute(
+                    f"step{n}", lambda n=n: done.append(n), semantics=ActionSemantics.COMPENSABLE, compensate=_nothing
+                )
+    assert done == [0, 1, 2] * 6
+    assert log.verify().intact and log.unfinished().saga_ids == ()
+    assert all(str(log.read(f"s{at}")[-1].type) == "COMMITTED" for at in range(6))
+    log.close()
+
+
+def _nothing(result: object) -> Any:
+    return Compensation(fn=lambda: None)
+
+
+def test_a_message_that_was_sent_and_given_up_cannot_come_in_behind_a_release(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is still on its way when the log gives up: then whatever follows has to be sure of it first."""
+    log, other = opened(timeout=0), opened()
+    begin(log, "s")
+    put = log._server.put
+    late: list[Any] = []
+
+    async def held_up(subject: str, data: bytes, **given: Any) -> int:
+        if ".w." in subject and not late:
+            late.append((subject, data, given))
+            raise Away("lost")
+        return await put(subject, data, **given)
+
+    monkeypatch.setattr(log._server, "put", held_up)
+    with pytest.raises(LogUnavailable):
+        log.flush(log.append(record("s", 2)))
+    subject, data, given = late[0]
+    log.release("s")
+    found = other.claim("s")
+    with pytest.raises(Exception, match="last"):
+        log._server.run(lambda: put(subject, data, **given))  # now it arrives
+    assert [str(one.type) for one in found] == ["START", "CLAIM"] and other.read("s") == found
+    assert other.verify().intact
+
+
+# --- servers that go, and come back
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    begin(log, "s")
+    proxy.go_away()
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(log.flush, log.append(record("s", 2)))
+        threading.Timer(0.2, proxy.come_back).start()
+        flushed.result(BOUND)
+    log.flush(log.append(record("s", 3)))
+    assert [one.n for one in log.read("s")] == [1, 2, 3]
+    log.close()
+
+
+def test_a_server_that_stays_away_is_a_clear_error_and_the_saga_is_free_when_it_is_back(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port) + "&timeout=0.2")
+    begin(log, "s")
+    proxy.go_away()
+    ticket = log.append(record("s", 2))
+    with pytest.raises(LogUnavailable, match="cannot be used") as caught:
+        log.flush(ticket)
+    assert "\n" not in str(caught.value) and log.poisoned is not None
+    with pytest.raises(LogUnavailable):
+        log.append(record("s", 3))
+    with pytest.raises(LogUnavailable):
+        log.unfinished()
+    log.release("s")  # told to the server when it is back
+    proxy.come_back()
+    other = NatsLog(url)
+    wait_for(lambda: not other.is_live("s"))
+    assert [one.n for one in other.claim("s")] == [1, 2]
+    other.close()
+    log.close()
+
+
+def test_a_saga_given_up_while_the_server_was_away_can_be_claimed_here_again(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    begin(log, "s")
+    proxy.go_away()
+    log.release("s")
+    proxy.come_back()
+    assert log.claim("s")[-1].n == 2
+    log.flush(log.append(record("s", 3, epoch=2)))
+    wait_for(lambda: log.is_live("s"))
+    assert not log._heart._chores
+    other = NatsLog(url)
+    with pytest.raises(SagaBusy):
+        other.claim("s")
+    other.close()
+    log.close()
+
+
+def test_what_was_to_be_given_up_later_is_not_taken_from_who_claimed_it_since(proxy: Proxy, url: str) -> None:
+    log = NatsLog(through(url, proxy.port))
+    log.claim("s")  # nothing is begun, so the next claim has the same epoch
+    heart = log._heart
+    heart.stop()
+    heart._thread.join(BOUND)
+    proxy.go_away()
+    log.release("s")
+    chores = dict(heart._chores)
+    assert chores
+    proxy.come_back()
+    assert log.claim("s") == ()
+    heart._chores.update(chores)  # it was being done in that moment
+    assert heart._beat()
+    log.flush(log.append(record("s", 1, "START")))
+    log.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_is_restarted_in_mid_work_loses_and_repeats_nothing(
+    mortal: Nats, mortal_url: str, number: int
+) -> None:
+    log = NatsLog(mortal_url)
+    ids = [f"s{n}" for n in range(8)]
+    under_way = threading.Semaphore(0)
+    restarted = threading.Event()
+
+    def work(saga: str) -> int:
+        log.claim(saga, fresh=True)
+        n = 0
+        while n < 20 or not restarted.is_set():
+            n += 1
+            log.flush(log.append(record(saga, n, "START" if n == 1 else "INTENT", x=n)))
+            under_way.release()
+        log.flush(log.append(record(saga, n + 1, "COMMITTED")))
+        log.release(saga)
+        return n + 1
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(work, saga) for saga in ids]
+        for _ in range(40):
+            assert under_way.acquire(timeout=BOUND)
+        try:
+            mortal.stop(number)
+            mortal.start()
+        finally:
+            restarted.set()
+        counts = [future.result(BOUND) for future in futures]
+    for saga, most in zip(ids, counts, strict=True):
+        assert [one.n for one in log.read(saga)] == list(range(1, most + 1))
+    assert log.verify().intact and log.unfinished().saga_ids == ()
+    log.close()
+
+
+def test_a_log_opened_while_the_server_is_down_says_so_and_works_when_it_is_up(mortal: Nats, mortal_url: str) -> None:
+    mortal.stop()
+    try:
+        with pytest.raises(LogUnavailable) as caught:
+            NatsLog(mortal_url)
+        assert "\n" not in str(caught.value)
+    finally:
+        mortal.start()
+    log = NatsLog(mortal_url)
+    begin(log, "s")
+    log.close()
+
+
+# --- leases
+
+
+def test_no_effect_starts_after_the_lease_ran_out_and_somebody_took_over(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    begin(log, "t")
+    expire(log)
+    other.claim("s")
+    log._heart._current.until = 0.0  # the guard has tripped; the thread has not asked yet
+    for saga in ("t", "s"):
+        with pytest.raises(Fenced):
+            log.flush(log.append(record(saga, 2)))
+    assert [str(one.type) for one in other.read("s")] == ["START", "CLAIM"]
+    for saga in ("s", "t"):
+        with pytest.raises(Fenced):
+            log.release(saga)
+    assert [one.n for one in log.claim("t")] == [1, 2]  # as another writer
+    with pytest.raises(SagaBusy):
+        log.claim("s")
+
+
+def test_a_tripped_guard_is_asked_about_and_goes_on_if_nobody_took_over(opened: Callable[..., NatsLog]) -> None:
+    log = opened()
+    begin(log, "s")
+    writer = log._heart._current
+    writer.until = 0.0
+    log.flush(log.append(record("s", 2)))
+    assert writer.good()
+    writer.until = 0.0
+
+    async def awaits() -> None:
+        await log.aflush(log.append(record("s", 3)))
+
+    asyncio.run(awaits())
+    assert writer.good()
+
+
+def test_a_renewal_after_the_lease_was_fenced_is_refused_although_the_writer_can_still_write(
+    opened: Callable[..., NatsLog],
+) -> None:
+    """Between the two steps of a claimer: no effect may start then, and what is written is before the CLAIM."""
+    log, other = opened(), opened()
+    begin(log, "s")
+    pen = pen_of(log)
+    marked = Lease(seconds=30.0, beat=pen.beat, fenced=True)
+    other._server.run(lambda: other._index.put_lease(pen.nonce, marked, pen.revision))
+    pen.writer.until = 0.0
+    done: list[str] = []
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 2)))
+        done.append("effect")
+    assert done == []
+    assert [str(one.type) for one in other.claim("s")] == ["START", "INTENT", "CLAIM"]
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 3)))
+    assert other.verify().records == 3
+
+
+def test_a_lease_that_runs_is_respected_and_one_that_ran_out_is_not(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(lease=0.5), opened()
+    begin(log, "s")
+    for _ in range(3):
+        with pytest.raises(SagaBusy):
+            other.claim("s")
+    log._heart.stop()  # as if the process hung
+    wait_for(lambda: not other.is_live("s"))
+    assert other.claim("s")[-1].type == "CLAIM"
+
+
+def test_a_lease_is_not_judged_by_any_wall_clock(
+    opened: Callable[..., NatsLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    log, other = opened(), opened()
+    begin(log, "s")
+    real = time.time
+    for by in (-3600.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda by=by: real() + by)
+        with pytest.raises(SagaBusy):
+            other.claim("s")
+        log._nats_heart.still(log._nats_heart._current)
+        log.flush(log.append(record("s", len(log.read("s")) + 1)))
+    log.release("s")
+    assert other.claim("s")[-1].type == "CLAIM"
+
+
+def test_a_process_that_watched_a_lease_run_out_says_so_to_those_who_come_later(
+    opened: Callable[..., NatsLog],
+) -> None:
+    log, witness = opened(lease=0.5), opened(lease=0.5)
+    begin(log, "s")
+    begin(witness, "other")
+    log._heart.stop()
+    pen = pen_of(log)
+    wait_for(lambda: witness._server.run(lambda: witness._index.expired(pen.nonce)) == pen.revision)
+    late = opened()
+    assert not late.is_live("s") and late.claim("s")[-1].type == "CLAIM"  # at once
+
+
+def test_a_lease_that_is_renewed_in_the_moment_of_the_claim_holds(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(log)
+    fence = other._ownership.fence
+
+    async def late(nonce: str, leased: Any) -> bool:
+        assert await asyncio.wrap_future(log._server.start(lambda: log._nats_heart._renew(pen_of(log))))
+        return await fence(nonce, leased)
+
+    monkeypatch.setattr(other._ownership, "fence", late)
+    with pytest.raises(SagaBusy):
+        other.claim("s")
+    log.flush(log.append(record("s", 2)))
+    assert [str(one.type) for one in other.read("s")] == ["START", "INTENT"]
+
+
+def test_a_record_that_comes_in_the_moment_of_the_claim_is_before_it(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    expire(log)
+    stop = other._ownership._stop
+    late = [log.append(record("s", 2))]
+
+    async def after_it(nonce: str) -> None:
+        while late:
+            await asyncio.to_thread(log._flush, late.pop())
+        await stop(nonce)
+
+    monkeypatch.setattr(other._ownership, "_stop", after_it)
+    assert [str(one.type) for one in other.claim("s")] == ["START", "INTENT", "CLAIM"]
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 3)))
+    assert other.verify().records == 3
+
+
+def test_the_owner_counts_its_lease_shorter_than_everybody_else_does(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(lease=20), opened()
+    begin(log, "s")
+    writer = log._heart._current
+    for _ in range(2):
+        before = lease.now()
+        assert log._heart.still(writer)
+        with pytest.raises(SagaBusy):
+            other.claim("s")  # it has seen this renewal, and counts from now
+        look = other._ownership.watch._looks[pen_of(log).nonce]
+        assert writer.until <= lease.now() + 18.0 and look.since >= before
+        assert look.since + 20.0 > writer.until + 1.0
+
+
+def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(lease=0.5), opened()
+    begin(log, "s")
+    writer = log._heart._current
+
+    async def block() -> None:
+        until = [writer.until]
+        wait_for(lambda: len(until) > 4 or (writer.until != until[-1] and until.append(writer.until)))
+
+    asyncio.run(block())
+    assert other.is_live("s") and writer.good()
+
+
+def test_a_process_that_was_fenced_claims_as_a_new_writer(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    begin(log, "t")
+    log.release("s")
+    expire(log)
+    other.claim("t")
+    before = log._heart._current
+    assert log.claim("s")[-1].type == "CLAIM" and log._heart._current is not before
+    n = len(log.read("s"))
+    log.flush(log.append(record("s", n + 1, epoch=n)))
+    assert log.verify().intact
+
+
+def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(), opened()
+    assert log.claim("s") == ()
+    expire(log)
+    assert other.claim("s") == ()  # nothing was begun: the same epoch again, under another nonce
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 1, "START", x="late")))
+    other.flush(other.append(record("s", 1, "START", x="new")))
+    assert [one.data for one in log.read("s")] == [{"x": "new"}]
+
+
+def test_a_fenced_process_cannot_begin_a_saga_either(opened: Callable[..., NatsLog]) -> None:
+    log, other = opened(), opened()
+    begin(log, "t")
+    log.claim("s", fresh=True)
+    expire(log)
+    other.claim("t")
+    with pytest.raises(Fenced):
+        log.flush(log.append(record("s", 1, "START")))
+    assert log.saga_ids() == ("t",) and other.claim("s") == ()
+
+
+# --- every moment between the steps of a claim
+
+
+@pytest.mark.parametrize("crash", ["lease", "stop", "marks", "bury", "entry", "claim"])
+def test_a_claimer_that_dies_between_two_steps_leaves_what_another_can_take(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    class Died(BaseException):
+        pass
+
+    log, dying, other = opened(), opened(), opened()
+    for saga in ("s", "t", "over"):
+        begin(log, saga)
+    log.flush(log.append(record("over", 2, "COMMITTED")))
+    expire(log)
+    begin(dying, "warm")
+    place, name = {
+        "lease": (dying._ownership, "_stop"),
+        "stop": (dying._ownership, "bury"),
+        "marks": (dying._ownership, "note_ended"),
+        "bury": (dying._index, "drop_lease"),
+        "entry": (dying._index, "change"),
+        "claim": (pen_of(dying), "write"),
+    }[crash]
+
+    async def die(*given: Any, **more: Any) -> Any:
+        raise Died
+
+    monkeypatch.setattr(place, name, die)
+    monkeypatch.setattr(dying._ownership, "release", die)
+    with pytest.raises(Died):
+        dying.claim("s")
+    assert set(other.unfinished().saga_ids) == {"s", "t", "warm"}
+    expire(dying)  # it is dead: nobody hears of it any more
+    done: list[str] = []
+    with pytest.raises(Fenced):
+        log._heart._current.until = 0.0
+        log.flush(log.append(record("s", 2)))
+        done.append("effect")
+    assert done == []
+    found = other.claim("s")
+    assert [one.n for one in found] == list(range(1, len(found) + 1)) and found[-1].type == "CLAIM"
+    assert found[-1].epoch == len(found) and [str(one.type) for one in found].count("INTENT") <= 1
+    assert other.claim("t")[-1].type == "CLAIM" and len(other.claim("over")) == 2
+    other.flush(other.append(record("s", len(found) + 1, epoch=len(found))))
+    assert set(other.unfinished().saga_ids) == {"s", "t", "warm"} and other.verify().intact
+    monkeypatch.undo()
+
+
+# --- a server that lost what it acknowledged
+
+
+def test_an_owner_whose_saga_lost_acknowledged_records_stops() -> None:
+    with server_of_its_own() as server:
+        url = fresh(server.uri)
+        init(url)
+        log = NatsLog(url)
+        begin(log, "s")
+        begin(log, "t")
+        server.stop()
+        root = server._config.parent
+        shutil.copytree(root / "solo", root / "copy")
+        server.start()
+        log.flush(log.append(record("s", 2)))
+        server.stop()
+        shutil.rmtree(root / "solo")
+        shutil.copytree(root / "copy", root / "solo")  # what a backup has, or a replica that did not hear of the last
+        server.start()
+        done: list[str] = []
+        with pytest.raises(LogCorrupted, match="lost records") as caught:
+            log.flush(log.append(record("s", 3)))
+            done.append("effect")
+        assert caught.value.saga_id == "s" and done == []
+        with pytest.raises((LogCorrupted, Fenced)):
+            log.flush(log.append(record("s", 4)))
+        assert [one.n for one in log.read("s")] == [1]
+        log.close()
+
+
+def test_a_claim_that_was_sent_and_given_up_is_not_made_twice(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CLAIM arrives while the same process claims the saga again."""
+    log, other = opened(timeout=0), opened()
+    begin(other, "s")
+    other.release("s")
+    begin(log, "warm")
+    put = log._server.put
+    late: list[Any] = []
+
+    async def held_up(subject: str, data: bytes, **given: Any) -> int:
+        if ".w." in subject and not late:
+            late.append((subject, data, given))
+            raise Away("lost")
+        return await put(subject, data, **given)
+
+    monkeypatch.setattr(log._server, "put", held_up)
+    monkeypatch.setattr(log, "hand_back", lambda saga, holding: None)  # as if it were interrupted
+    with pytest.raises(LogUnavailable):
+        log.claim("s")
+    monkeypatch.undo()
+    subject, data, given = late[0]
+    log._server.run(lambda: put(subject, data, **given))  # now it arrives
+    found = log.claim("s")
+    assert [(one.n, str(one.type)) for one in found] == [(1, "START"), (2, "CLAIM"), (3, "CLAIM")]
+    log.flush(log.append(record("s", 4, epoch=3)))
+    assert other.verify().intact and [one.n for one in other.read("s")] == [1, 2, 3, 4]
+    assert set(other.unfinished().saga_ids) == {"s", "warm"}
+    log.release("s")
+    assert set(other.unfinished().saga_ids) == {"s", "warm"}

@@ -1,0 +1,19 @@
+"""The Redis log passes the suite of every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+
+from agent_saga_core.log.redis import RedisLog
+from agent_saga_core.testing import LogConformance
+
+
+class TestRedisLog(LogConformance):
+    lease: ClassVar[float] = 2.0
+
+    @pytest.fixture
+    def open_log_again(self, url: str) -> Callable[[], RedisLog]:
+        return lambda: RedisLog(f"{url}&lease={self.lease}")
