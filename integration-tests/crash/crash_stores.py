@@ -37,6 +37,8 @@ class Store(NamedTuple):
     """Make a log at a place of its own, which is the given directory if it needs one; its address."""
     bury: Callable[[str, int], None] = _nothing
     """Let the leases of a process that has ended, on the log of that address, be over."""
+    lapse: Callable[[str], None] | None = None
+    """Let the leases of everybody be over, behind their backs; None on a store where who lives keeps what it owns."""
 
 
 # How a process opens an address, so that `bury` finds what is its.
@@ -94,7 +96,7 @@ def _postgres() -> Generator[Store]:
         server.sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour' WHERE process = %s", name)
 
     with server.any_server() as uri:
-        yield Store("postgres", lambda directory: fresh(uri, directory), bury)
+        yield Store("postgres", lambda directory: fresh(uri, directory), bury, server.expire)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {

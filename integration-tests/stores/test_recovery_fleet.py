@@ -378,7 +378,7 @@ def test_what_failed_for_one_recoverer_makes_the_next_one_wait(place: Place) -> 
     assert second.ends() == 0
     letters = {saga for _, saga, *_ in place.undone()}
     assert told[letter]["event"] == "attention"
-    # The compensator is given 8 s. Where the machine took longer to get here, one more saga has tried it, not four.
+    # The compensator is given 4 s. Where the machine took longer to get here, one more saga has tried it, not four.
     assert len(letters) <= 2
     for saga in told.keys() - letters:
         assert told[saga]["event"] == "untouched" and "'fleet.undo' fails" in told[saga]["reason"]

@@ -122,7 +122,7 @@ class Metrics(AbstractContextManager["Metrics"]):
         )
         failures = GaugeMetricFamily(
             "agent_saga_handler_failures",
-            "Calls of a compensator that failed since it last worked, as far as this process knows; 16 at most.",
+            "Calls of a compensator that failed since it last worked, as far as this process knows; 256 at most.",
             labels=["handler"],
         )
         for handler in sorted(self._recoverer.backoff.known()):

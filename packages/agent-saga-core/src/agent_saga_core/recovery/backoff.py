@@ -8,7 +8,6 @@ the log says in wall time only ever places a call in the past, and no further ba
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Collection, Iterable
 from math import inf
 from typing import Final
@@ -20,38 +19,52 @@ from agent_saga_core.state import moment
 __all__ = ["FIRST_DELAY", "LONGEST_DELAY", "Backoff"]
 
 FIRST_DELAY: Final = 2.0
-"""Seconds after one failed call; twice as long after each further one."""
+"""Seconds after calls that failed; twice as long whenever the next one fails, too."""
 LONGEST_DELAY: Final = 300.0
-"""Seconds. A service that is away for an hour is asked about a dozen times, and is missed for five minutes at most."""
-_KEPT: Final = 16
-"""Failed calls that are remembered of a handler: more make the delay no longer."""
+"""Seconds. A service that is away for an hour is tried about twenty times, and is missed for five minutes at most."""
+_KEPT: Final = 256
+"""Failed calls that are remembered of a handler."""
 
 
 class _Handler:
     """One compensator, as far as this process knows."""
 
     def __init__(self) -> None:
-        self.failed: deque[float] = deque(maxlen=_KEPT)  # when it failed since it last worked, oldest first
+        self.failed: list[tuple[float, str]] = []  # when, and in which saga, since it last worked; oldest first
         self.worked = -inf  # when it last worked
         self.until = -inf  # when it may be tried again
         self.said = ""  # that moment, for people
         self.tried_by: str | None = None  # the saga that tries it now
 
-    def count(self, at: float, ok: bool) -> None:
+    def count(self, done: Try, at: float) -> None:
         """A call ended; of two at one moment, this one was the later."""
-        if ok:
+        if done.ok:
             self.worked = max(self.worked, at)
-            self.failed = deque((failed for failed in self.failed if failed > at), maxlen=_KEPT)
+            self.failed = [failed for failed in self.failed if failed[0] > at]
         elif at >= self.worked:
-            self.failed = deque(sorted([*self.failed, at]), maxlen=_KEPT)
+            self.failed = sorted([*self.failed, (at, done.saga_id)])[-_KEPT:]
 
     def settle(self, clock: Clock) -> None:
-        """See when it may be tried again."""
-        failures = len(self.failed)
-        until = self.failed[-1] + min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1)) if failures else -inf
+        """See when it may be tried again.
+
+        What fails before the delay is over belongs to what failed before it: when a service goes away, it fails in many
+        sagas at once, and that is one failure.
+        """
+        until, delay = -inf, FIRST_DELAY / 2
+        for at, _ in self.failed:
+            if at >= until:
+                delay = min(LONGEST_DELAY, 2 * delay)
+            until = at + delay
         if until != self.until:
             self.until = until
-            self.said = f"{moment(clock.time() + until - clock.monotonic()):%Y-%m-%d %H:%M:%S} UTC" if failures else ""
+            self.said = (
+                f"{moment(clock.time() + until - clock.monotonic()):%Y-%m-%d %H:%M:%S} UTC" if self.failed else ""
+            )
+
+    def forget(self, now: float, everything: Collection[str]) -> None:
+        """What failed, where that was long enough ago and all those sagas are over: a new process would not know it."""
+        if now >= self.until and not any(saga_id in everything for _, saga_id in self.failed):
+            self.failed = []
 
 
 class Backoff:
@@ -82,6 +95,8 @@ class Backoff:
             for handler in {each.handler for each in new}:
                 self._handlers[handler].settle(clock)
             if everything is not None:
+                for handler in self._handlers.values():
+                    handler.forget(now, everything)
                 self._known = {saga_id: n for saga_id, n in self._known.items() if saga_id in everything}
                 self._looked = max(self._looked, began)
 
@@ -94,7 +109,7 @@ class Backoff:
     def _count(self, done: Try, at: float) -> None:
         if done.n > self._known.get(done.saga_id, 0):
             self._known[done.saga_id] = done.n
-        self._handlers.setdefault(done.handler, _Handler()).count(at, done.ok)
+        self._handlers.setdefault(done.handler, _Handler()).count(done, at)
 
     def state(self, clock: Clock) -> tuple[frozenset[str], frozenset[str]]:
         """Of the compensators that fail: those that nobody may call now, and those that one saga may try."""
