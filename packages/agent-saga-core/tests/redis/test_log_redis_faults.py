@@ -209,6 +209,7 @@ def test_a_history_whose_adoption_is_not_acknowledged_is_there_once(proxy: Proxy
         assert log.lines(saga) == given
     with behind(there) as at:
         assert at.names("staged:*") == []
+        assert {at("PTTL", name) for name in at.names("*")} == {-1}  # nothing else goes by itself
     assert log.verify().intact
     log.close()
     source.close()
@@ -729,6 +730,9 @@ def test_another_log_in_the_place_of_ours_is_found(mortal: Server, mortal_url: s
 def test_a_server_that_is_made_forgetful_while_it_runs_is_found(mortal: Server, mortal_url: str) -> None:
     log = RedisLog(mortal_url + "&lease=0.5")
     begin(log, "s")
+    writer: Any = log._heart._current
+    was = writer.until
+    wait_for(lambda: writer.until != was)  # over a connection that stays
     with mortal.client() as client:
         client.config_set("appendfsync", "everysec")
         try:
@@ -790,7 +794,7 @@ def test_an_owner_that_meets_a_promoted_replica_which_lacks_its_records_stops(id
         init(url)
         proxy = Proxy(primary.uri)
         there = url.replace(str(primary.port), str(replica.port))
-        log = RedisLog(proxy.address(url) + "&lease=2")
+        log = RedisLog(proxy.address(url) + "&lease=300")  # its next beat is further away than this test waits
         for saga in ("behind", "whole", "ended"):
             begin(log, saga)
         with pytest.raises(LogUnavailable, match="replica"):
@@ -806,6 +810,7 @@ def test_an_owner_that_meets_a_promoted_replica_which_lacks_its_records_stops(id
         proxy.port = replica.port
         done: list[str] = []
         if idle:
+            assert log.saga_ids() == ("behind", "whole", "ended")  # who meets another server has it looked at
             wait_for(lambda: log.poisoned is not None)
         with pytest.raises(LogCorrupted, match="lost records"):
             log.flush(log.append(record("behind", 3)))
@@ -839,8 +844,11 @@ def test_an_owner_follows_to_a_promoted_replica_that_has_everything() -> None:
         proxy.go_away()
         proxy.come_back()
         with ThreadPoolExecutor(1) as pool:
-            flushed = pool.submit(log.flush, log.append(record("s", 2)))  # what answers is a replica as yet
             with replica.client() as client:
+                before = client.info("stats")["total_connections_received"]
+                flushed = pool.submit(log.flush, log.append(record("s", 2)))
+                # What answers is a replica as yet.
+                wait_for(lambda: client.info("stats")["total_connections_received"] > before + 3)
                 client.execute_command("REPLICAOF", "NO", "ONE")
             flushed.result(BOUND)
         log.flush(log.append(record("s", 3, "COMMITTED")))

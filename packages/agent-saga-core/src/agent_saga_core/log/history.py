@@ -40,6 +40,9 @@ __all__ = ["History", "View"]
 LOADED_BYTES: Final = 16 << 20
 """So much of the indexes' tables is kept in memory."""
 
+COPIED_BYTES: Final = 16 * LOADED_BYTES
+"""The same for who reads one saga after the other: for each of them, every table is asked. Enough for 22 M sagas."""
+
 _NAMED = re.compile(rb'\{"hash":"[0-9a-f]{64}","saga":("[^\n]*?"),"n":1,"type":"[^\n]*?,"time":([0-9.e-]{1,45}),')
 
 File = tuple[int, int]
@@ -79,6 +82,7 @@ class View:
         self.notes: dict[File, Notes] = {}  # segments that may grow, and those of damaged streams
         self.indexes: dict[File, Index] = {}  # all others
         self.parts: dict[str, dict[File, Places]] = {}  # the sagas that no one segment holds whole
+        self.room = LOADED_BYTES
         self._loaded = 0  # about so many bytes of tables are in memory
         self._synced: dict[File, int] = {}  # bytes that this process made durable
 
@@ -161,7 +165,7 @@ class View:
     def _make_room(self, index: Index) -> None:
         """Keep the tables in memory below a bound that no number of finished sagas moves."""
         self._loaded += 12 * index.whole
-        if self._loaded > LOADED_BYTES:
+        if self._loaded > self.room:
             self._loaded = 12 * index.whole
             for each in self.indexes.values():
                 each.unload()
@@ -518,6 +522,7 @@ class History:
         self._durable: bytes | None = None  # the manifest that is known to be durable
         self._distrusted: set[str] = set()
         self._view: View | None = None
+        self._room = LOADED_BYTES
 
     def refresh(self) -> View:
         """Read what was added since the last call, under the manifest that counts now."""
@@ -528,6 +533,7 @@ class History:
                 if view is None or seen != self._seen:
                     manifest = parse_manifest(seen, self._directory, self._log_id)
                     view = View(self._directory, self._log_id, self._scheme, manifest, self._distrusted)
+                    view.room = self._room
                     self._view, self._seen = view, seen
                 try:
                     view.read()
@@ -586,7 +592,8 @@ class History:
             LogCorrupted: Damage may concern this saga.
         """
         with self._reading:
-            self.refresh()
+            self._room = COPIED_BYTES
+            self.refresh().room = COPIED_BYTES
             found, durable = self.ask(lambda view: view.lines(saga_id))
             if not durable or self._seen != self._durable:
                 # What this process wrote is synced as well: it may not be flushed.
