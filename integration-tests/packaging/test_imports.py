@@ -32,7 +32,7 @@ ONLY: dict[str, set[str]] = {
 }
 THIRD_PARTY: dict[str, set[str]] = {
     "cli": {"typer", "rich", "prometheus_client"},
-    "log": {"psycopg", "psycopg_pool"},
+    "log": {"nats", "psycopg", "psycopg_pool", "redis"},
     "testing": {"pytest", "hypothesis"},
     "agent_saga_core_pytest": {"pytest"},
 }

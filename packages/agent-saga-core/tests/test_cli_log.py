@@ -90,7 +90,7 @@ def test_migrate_brings_an_old_log_to_this_version(monkeypatch: pytest.MonkeyPat
         ("log.db", 2, "is no address of a log"),
         ("oracle://scott:tiger@host/db", 2, "there are no oracle: logs"),
         ("sqlite://scott:tiger@host/db", 2, "a SQLite log is a file"),
-        ("redis://scott:tiger@host/0", 2, "not available in this version"),
+        ("redis://scott:tiger@127.0.0.1:1/0", 2, "cannot be used"),
         ("sqlite:////proc/log.db", 2, "on a proc file system"),
         ("sqlite:///notes.txt", 3, "is damaged"),
         ("sqlite:///shop.db", 2, "a database of something else"),

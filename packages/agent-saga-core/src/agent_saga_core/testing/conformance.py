@@ -184,7 +184,9 @@ class LogConformance(LogFaults):
         assert [one.n for one in log.read(saga)] == [1, 2, 3] and log.read(saga)[1].data == {"x": "two"}
 
     @pytest.mark.parametrize(
-        "value", [object(), {1, 2}, float("nan"), float("inf"), b"bytes", (1, 2), {1: 2}, "\ud800"], ids=repr
+        "value",
+        [object(), {1, 2}, float("nan"), float("inf"), b"bytes", (1, 2), {1: 2}, "\ud800"],
+        ids=["object", "set", "nan", "inf", "bytes", "tuple", "number as key", "surrogate"],
     )
     def test_what_cannot_be_encoded_is_refused_and_nowhere(self, log: Log, saga: str, value: Any) -> None:
         log.claim(saga, fresh=True)
