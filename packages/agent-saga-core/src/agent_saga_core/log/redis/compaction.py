@@ -9,8 +9,9 @@ from typing import Any, Final
 from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import Compaction
 from agent_saga_core.log.redis.connection import Connection, Server
-from agent_saga_core.log.redis.reading import Found, Histories, Row, intact
+from agent_saga_core.log.redis.reading import Row, intact
 from agent_saga_core.log.redis.scripts import FORGET, SWEEP
+from agent_saga_core.log.redis.walking import Found, Histories
 from agent_saga_core.records import FINAL
 
 __all__ = ["compact"]

@@ -18,8 +18,9 @@ from agent_saga_core.log.redis.compaction import compact
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.lease import Heart
 from agent_saga_core.log.redis.owning import Ownership
-from agent_saga_core.log.redis.reading import history, ids_of, is_live, lines, unfinished, verify
+from agent_saga_core.log.redis.reading import history, ids_of, is_live, lines, unfinished
 from agent_saga_core.log.redis.schema import check_rights, open_log_id
+from agent_saga_core.log.redis.walking import verify
 from agent_saga_core.log.redis.writing import LineBatch, lose, put
 from agent_saga_core.records import Encoded, Record
 
