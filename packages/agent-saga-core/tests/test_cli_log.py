@@ -132,6 +132,8 @@ except ModuleNotFoundError as error:
     ("module", "url", "says"),
     [
         ("psycopg", "postgresql://scott:tiger@host/db", "pip install 'agent-saga-core[postgres]'"),
+        ("nats", "nats://scott:tiger@host/log", "pip install 'agent-saga-core[nats]'"),
+        ("redis", "redis://scott:tiger@host/0", "pip install 'agent-saga-core[redis]'"),
         ("_sqlite3", "sqlite:///log.db", "which this Python was built without"),
     ],
 )
