@@ -1,7 +1,8 @@
-"""Tests each adapter alone in an isolated environment: `python lanes.py floors | newest [NAME ...]`.
+"""Tests each package alone in an isolated environment: `python lanes.py floors | newest [NAME ...]`.
 
 `floors` takes the lowest version that the package's own pyproject.toml allows of everything it names, `newest` the
-highest; what those bring along is resolved as for any user. NAME is a package such as `langchain`; default: all.
+highest; what those bring along is resolved as for any user. NAME is a package such as `langchain`; default: all. Of the
+core, the tests are those of its extras: `core`.
 Needs uv. Exits with 1 if a package's tests failed, and says which versions they ran with.
 """
 
@@ -22,10 +23,22 @@ HARNESS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-socket", "hypot
 """What the tests need beside the package; at the versions of the lock, so that only the framework varies."""
 
 
-def adapters() -> dict[str, Path]:
-    """Every adapter package by its short name."""
+QUIET = ("-W", "ignore:'click.utils:DeprecationWarning")
+"""What a typer of the past asks of today's click is no concern of ours before it breaks."""
+OF_CORE = (
+    "test_cli.py",
+    "test_cli_metrics.py",
+    "nats/test_log_nats.py",
+    "postgres/test_log_postgres.py",
+    "redis/test_log_redis.py",
+)
+"""The tests of the core in which its extras are used for what they are there for."""
+
+
+def packages() -> dict[str, Path]:
+    """Every package by its short name."""
     found = sorted(ROOT.glob("packages/agent-saga-*/pyproject.toml"))
-    return {path.parent.name.removeprefix("agent-saga-"): path.parent for path in found if path.parent != CORE}
+    return {path.parent.name.removeprefix("agent-saga-"): path.parent for path in found}
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -42,7 +55,7 @@ def requirements(folder: Path) -> tuple[list[str], list[Path]]:
     """What a package names of others, its extras and core's command line included, and the local packages it needs."""
     named: dict[str, str] = {}
     local: list[Path] = []
-    queue = [folder, CORE]
+    queue = list(dict.fromkeys([folder, CORE]))
     for package in queue:
         local.append(package)
         found = project(package)
@@ -61,9 +74,12 @@ def locked() -> dict[str, str]:
 
 
 def test_needs(folder: Path) -> list[str]:
-    """What only the tests of this package need: listed in its `[dependency-groups] test`."""
+    """What only the tests of this package need: listed in its `[dependency-groups] test`, at the lock's version."""
     groups = tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("dependency-groups", {})
-    return list(groups.get("test", []))
+    versions = locked()
+    return [
+        f"{needed}=={versions[needed]}" if needed == name_of(needed) else needed for needed in groups.get("test", [])
+    ]
 
 
 def run(lane: str, name: str, folder: Path) -> bool:
@@ -85,13 +101,14 @@ def run(lane: str, name: str, folder: Path) -> bool:
         show = "import sys; from importlib.metadata import version as v; print(*(f'{n} {v(n)}' for n in sys.argv[1:]))"
         print(f"\n== {lane} {name}", flush=True)
         subprocess.run([*command, "python", "-c", show, *frameworks], cwd=ROOT, env=env, check=False)
-        tests = [*command, "python", "-m", "pytest", "-q", f"packages/{folder.name}/tests"]
+        where = [f"packages/{folder.name}/tests/{part}" for part in (OF_CORE if folder == CORE else ("",))]
+        tests = [*command, "python", "-m", "pytest", "-q", *QUIET, *where]
         return subprocess.run(tests, cwd=ROOT, env=env, check=False).returncode == 0
 
 
 def main(arguments: list[str]) -> int:
     lane, *names = arguments or [""]
-    known = adapters()
+    known = packages()
     if lane not in ("floors", "newest") or not set(names) <= known.keys():
         print(f"{__doc__}\nPackages: {', '.join(known)}", file=sys.stderr)
         return 2

@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(sys.executable).parent / "nats-server"
+# Beside the interpreter, or, in an environment that is laid over another, where its scripts are.
+PROGRAM = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 GIVEN = "AGENT_SAGA_TEST_NATS"
 BOUND = 60.0
 
