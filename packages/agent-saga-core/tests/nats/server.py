@@ -103,8 +103,8 @@ def server_of_its_own(*, sync: str | None = "always", more: str = "") -> Generat
     """A server that may be stopped: it is nobody else's."""
     with scratch() as root:
         server = Nats(root, sync=sync, more=more)
-        server.start()
         try:
+            server.start()
             yield server
         finally:
             server.stop(signal.SIGKILL)

@@ -678,3 +678,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_request_says_nothing(opened:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     log.flush(log.append(record("s", 2)))
     assert set(log.saga_ids()) == {"s", "of the child"}
+
+
+def test_credentials_in_a_file_that_cannot_be_used_are_one_line(url: str) -> None:
+    refused(lambda: NatsLog(f"{url}&creds=/nowhere/at-all"))

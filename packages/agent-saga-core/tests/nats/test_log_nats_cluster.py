@@ -78,9 +78,9 @@ def cluster() -> Iterator[Cluster]:
             )
             for at, route in enumerate(routes)
         ]
-        for one in servers:
-            one.start()
         try:
+            for one in servers:
+                one.start()
             made = Cluster(servers)
             wait_for(lambda: any((one.ask("jsz").get("meta_cluster") or {}).get("leader") for one in servers))
             yield made

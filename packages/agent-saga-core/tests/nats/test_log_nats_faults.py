@@ -694,3 +694,28 @@ def test_a_claim_that_was_sent_and_given_up_is_not_made_twice(
     assert set(other.unfinished().saga_ids) == {"s", "warm"}
     log.release("s")
     assert set(other.unfinished().saga_ids) == {"s", "warm"}
+
+
+def test_a_saga_that_is_given_back_while_it_is_read_is_read_whole(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    begin(log, "s")
+    begin(log, "another")
+    tails = other._reader.tails
+    late: list[int] = []
+
+    def give_back() -> None:
+        log.flush(log.append(record("s", 2)))
+        log.release("s")
+        pen_of(log)._since = 10**6  # what its writer says is open does not hold it any more
+        log.flush(log.append(record("another", 2)))
+
+    async def after_it(nonce: str) -> Any:
+        if not late:
+            late.append(1)
+            await asyncio.to_thread(give_back)
+        return await tails(nonce)
+
+    monkeypatch.setattr(other._reader, "tails", after_it)
+    assert [one.n for one in other.read("s")] == [1, 2] and late

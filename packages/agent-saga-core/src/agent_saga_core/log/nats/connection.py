@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import os
-import ssl
 import threading
 import time
 import weakref
@@ -23,11 +22,11 @@ from shlex import quote
 from typing import Any, Final, NamedTuple, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from agent_saga_core.errors import LogUnavailable, SagaError
 from agent_saga_core.log.nats.address import Address
+from agent_saga_core.log.nats.link import Away, Link, Loop, NoStream, Refused, connect, line_of
 
 __all__ = ["Away", "Conflict", "Message", "NoStream", "Refused", "Server"]
 
@@ -35,32 +34,13 @@ T = TypeVar("T")
 
 _ANSWER_WITHIN: Final = 2.0
 """Seconds after which a request is made again: a cluster that elects a leader does not answer at all."""
-_CONNECT_WITHIN: Final = 2
 _HEADER_ROOM: Final = 4_096
-_SMALLEST_PAYLOAD: Final = 65_536
 _PAGE_BYTES: Final = 16 * 2**20
-_NO_TLS: Final = "the address asks for TLS, and the server does not: nothing was said to it"
 
 _WRONG_LAST: Final = frozenset({10071, 10164})
 _NOTHING_THERE: Final = frozenset({10037, 10043, 10057})
 _NO_STREAM: Final = 10059
 _AWAY: Final = frozenset({10008, 10158, 10201})  # temporarily unavailable, the same message is being stored, no leader
-
-
-class Away(Exception):
-    """The servers cannot be reached, or did not answer in time. Another try may go better."""
-
-
-class Refused(Exception):
-    """The servers answered, and said no."""
-
-    def __init__(self, said: str, code: int = 0) -> None:
-        super().__init__(said)
-        self.code = code
-
-
-class NoStream(Refused):
-    """There is no such stream."""
 
 
 class Conflict(Exception):
@@ -84,70 +64,6 @@ _patience: ContextVar[float | None] = ContextVar("patience", default=None)
 _inherited: list[object] = []  # connections of a parent: closing one in the child would end it for the parent
 
 
-class _Loop:
-    """An event loop on a thread of its own, which no loop of the user's holds up."""
-
-    def __init__(self) -> None:
-        self.loop: Final = asyncio.new_event_loop()
-        self.thread: Final = threading.Thread(target=_run, args=(self.loop,), name="agent-saga nats", daemon=True)
-        self.thread.start()
-
-    def stop(self) -> None:
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.loop.stop)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        with suppress(RuntimeError):
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-
-
-class _Link:
-    """One connection, for as long as it lasts."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.lost: str | None = None
-        self.inbox = client.new_inbox()
-        self.waiting: dict[str, asyncio.Future[Msg] | asyncio.Queue[Msg | None]] = {}
-        self.asked: dict[str, str] = {}  # what is waited for, and the subject of the question
-
-    async def begin(self) -> None:
-        client: Any = self.client
-        await client.subscribe(f"{self.inbox}.*", cb=self._answered, pending_msgs_limit=0, pending_bytes_limit=0)
-
-    async def _answered(self, message: Msg) -> None:
-        waiting = self.waiting.get(message.subject.rpartition(".")[2])
-        if isinstance(waiting, asyncio.Queue):
-            waiting.put_nowait(message)
-        elif waiting is not None and not waiting.done():
-            waiting.set_result(message)
-
-    def deny(self, said: str) -> None:
-        """The server says that this client may not publish there: no answer will come."""
-        for token, subject in self.asked.copy().items():
-            waiting = self.waiting.get(token)
-            if f'"{subject.lower()}"' in said.lower() and isinstance(waiting, asyncio.Future) and not waiting.done():
-                waiting.set_exception(Refused(said))
-
-    def lose(self, why: str) -> None:
-        if self.lost is not None:
-            return
-        self.lost = why
-        for waiting in self.waiting.copy().values():
-            if isinstance(waiting, asyncio.Queue):
-                waiting.put_nowait(None)
-            elif not waiting.done():
-                waiting.set_exception(Away(why))
-
-
 class Server:
     """The servers of a log, as seen by one process.
 
@@ -163,13 +79,12 @@ class Server:
         self.address: Final = address
         self.timeout: Final = address.timeout
         self.max_payload = 2**20
-        self._loop: _Loop | None = None
-        self._link: _Link | None = None
+        self._loop: Loop | None = None
+        self._link: Link | None = None
         self._connecting: asyncio.Lock | None = None
         self._discovered: tuple[str, ...] = ()
         self._tokens = count(1)
         self._closed = False
-        self._said = ""
 
     @property
     def stream(self) -> str:
@@ -204,7 +119,7 @@ class Server:
             raise LogUnavailable(f"the log {self.address.url} is closed; open it again")
         loop = self._loop
         if loop is None:
-            loop = self._loop = _Loop()
+            loop = self._loop = Loop()
             weakref.finalize(self, loop.stop)
         return asyncio.run_coroutine_threadsafe(work(), loop.loop)
 
@@ -231,7 +146,7 @@ class Server:
         link, self._link = self._link, None
         if link is not None:
             with suppress(Exception):
-                asyncio.run_coroutine_threadsafe(_end(link), loop.loop).result(2.0)
+                asyncio.run_coroutine_threadsafe(link.close(), loop.loop).result(2.0)
         loop.stop()
         if threading.current_thread() is not loop.thread:
             loop.thread.join(5.0)
@@ -243,12 +158,7 @@ class Server:
         _inherited.append((link, loop))
         self._link = self._loop = None
         if link is not None:
-            transport: Any = getattr(link.client, "_transport", None)
-            writer: Any = getattr(transport, "_io_writer", None)
-            sock: Any = None if writer is None else writer.get_extra_info("socket")
-            if sock is not None:
-                with suppress(OSError):
-                    os.close(sock.fileno())
+            link.close_inherited()
 
     # --- the connection
 
@@ -269,7 +179,7 @@ class Server:
         """
         await self._linked()
 
-    async def _linked(self) -> _Link:
+    async def _linked(self) -> Link:
         link = self._link
         if link is not None and link.lost is None:
             return link
@@ -279,98 +189,10 @@ class Server:
             link = self._link
             if link is not None and link.lost is None:
                 return link
-            self._link = link = await self._connect()
+            self._link = link = await connect(self.address, self._discovered)
+            self.max_payload = link.client.max_payload
+            self._discovered = tuple(server.geturl() for server in link.client.discovered_servers)
             return link
-
-    async def _connect(self) -> _Link:
-        address = self.address
-        client = Client()
-        self._said = ""
-        link: list[_Link] = []
-
-        async def lost() -> None:
-            for one in link:
-                one.lose("the connection was lost")
-
-        server = weakref.ref(self)  # the client lives as long as its tasks do
-
-        async def failed(error: Exception) -> None:
-            this = server()
-            if this is not None:
-                this._said = said = this.line_of(error)
-                for one in link if "ermissions" in said else ():
-                    one.deny(said)
-
-        given: dict[str, Any] = {
-            "servers": list(dict.fromkeys((*address.servers, *self._discovered))),
-            "name": "agent-saga",
-            "user": address.user,
-            "password": address.password,
-            "token": address.token,
-            "user_credentials": address.creds,
-            # A client that reconnects by itself would send what it had in hand, at a time of its own.
-            "allow_reconnect": False,
-            "max_reconnect_attempts": 1,
-            "reconnect_time_wait": 0.02,
-            "connect_timeout": _CONNECT_WITHIN,
-            "ping_interval": 5,
-            "disconnected_cb": lost,
-            "closed_cb": lost,
-            "error_cb": failed,
-        }
-        try:
-            if address.tls:
-                given["tls"] = self._tls()
-                # The client would go on without it where a server, or who stands before it, does not ask for it.
-                for name in ("user", "password", "token"):
-                    given[name] = _if_encrypted(client, given[name])
-            # A handshake that fails may leave the client waiting for what does not come.
-            await asyncio.wait_for(
-                client.connect(**{name: value for name, value in given.items() if value is not None}),
-                _CONNECT_WITHIN * (1 + len(given["servers"])),
-            )
-        except BaseException as error:
-            await _drop(client)
-            why = self._why_not(error)
-            if why is None:
-                raise
-            raise why from None
-        if address.tls and not _is_encrypted(client):
-            await _drop(client)
-            raise Refused(_NO_TLS)
-        made = _Link(client)
-        link.append(made)
-        await made.begin()
-        self.max_payload = client.max_payload
-        self._discovered = tuple(server.geturl() for server in client.discovered_servers)
-        if self.max_payload < _SMALLEST_PAYLOAD:
-            made.lose("it is not fit")
-            await _drop(client)
-            raise Refused(
-                f"max_payload of the server is {self.max_payload} bytes; a log needs {_SMALLEST_PAYLOAD} at least"
-            )
-        return made
-
-    def _why_not(self, error: BaseException) -> Exception | None:
-        """What it means that there is no connection; None if it is about something else."""
-        said = self._said or self.line_of(error)
-        if isinstance(error, ModuleNotFoundError):
-            return Refused("credentials in a file need a package; pip install nkeys")
-        if isinstance(error, ssl.SSLError):
-            return Refused(error.args[0] if error.args == (_NO_TLS,) else f"TLS failed: {self.line_of(error)}")
-        if isinstance(error, ValueError):
-            return Refused(self.line_of(error))
-        if not isinstance(error, OSError | nats.errors.Error | asyncio.TimeoutError):
-            return None
-        if isinstance(error, nats.errors.AuthorizationError) or "uthorization" in said or "uthentication" in said:
-            return Refused(f"the server refuses these credentials ({said})")
-        return Away(said)
-
-    def _tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.address.tls_ca)
-        if self.address.tls_cert:
-            context.load_cert_chain(self.address.tls_cert, self.address.tls_key)
-        return context
 
     # --- requests
 
@@ -630,53 +452,7 @@ class Server:
 
     def line_of(self, error: BaseException) -> str:
         """What was said, on one line, without what must not be shown."""
-        line = "; ".join(part.strip() for part in str(error).splitlines() if part.strip()) or type(error).__name__
-        for secret in self.address.secrets:
-            line = line.replace(secret, "***")
-        return line
-
-
-async def _end(link: _Link) -> None:
-    link.lose("it is closed")
-    await _drop(link.client)
-
-
-async def _drop(client: Client) -> None:
-    """End a client, also one that never came to be connected, and its socket."""
-    transport: Any = getattr(client, "_transport", None)
-
-    async def end() -> None:
-        await client.close()
-        if transport is not None:
-            transport.close()
-            await transport.wait_closed()
-
-    # As a task of its own: what a failed handshake left is cancelled, or waited for without an end.
-    await asyncio.wait([asyncio.ensure_future(_quietly(end()))], timeout=1.0)
-
-
-async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    with suppress(Exception, asyncio.CancelledError):
-        await work
-
-
-def _is_encrypted(client: Client) -> bool:
-    transport: Any = getattr(client, "_transport", None)
-    writer: Any = getattr(transport, "_io_writer", None)
-    return writer is not None and writer.get_extra_info("ssl_object") is not None
-
-
-def _if_encrypted(client: Client, secret: str | None) -> Callable[[], str] | None:
-    """What gives that credential away on an encrypted connection only."""
-    if secret is None:
-        return None
-
-    def give() -> str:
-        if not _is_encrypted(client):
-            raise ssl.SSLError(_NO_TLS)
-        return secret
-
-    return give
+        return line_of(error, self.address)
 
 
 def _late(answer: asyncio.Future[Msg]) -> None:
