@@ -227,7 +227,7 @@ def nats(directory: Path) -> Iterator[Running]:
     program = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert program is not None, "no nats-server here"
     with (
-        running_server([program, "-c", str(config)], port),
+        running_server([program, "-c", str(config)], port, monitor),
         closing(asyncio.new_event_loop()) as loop,
     ):
         url = f"nats://127.0.0.1:{port}/benchmark?monitor=127.0.0.1:{monitor}"
@@ -275,21 +275,25 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_server(command: list[str], port: int) -> Iterator[None]:
+def running_server(command: list[str], *ports: int) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             until = time.monotonic() + 30
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    if time.monotonic() > until or server.poll() is not None:
-                        raise
+            for port in ports:
+                while not listening(port):
+                    assert time.monotonic() < until and server.poll() is None, f"{command[0]} did not start"
                     threading.Event().wait(0.02)
             yield
         finally:
             server.kill()
+
+
+def listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 STORES = (

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crash_stores import opened_by
+from crash_stores import nats_end_leases, opened_by, redis_end_leases
 
 from agent_saga_core import Fenced, Log, SagaBusy, open_log
 from agent_saga_core.log.sqlite import SqliteLog
@@ -46,6 +46,14 @@ def _from_leases(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
     return open_log(opened_by(url, pid)), steal
 
 
+def _from_leases_on_nats(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
+    return open_log(opened_by(url, pid)), lambda: nats_end_leases(url)
+
+
+def _from_leases_on_redis(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
+    return open_log(opened_by(url, pid)), lambda: redis_end_leases(url)
+
+
 def _from_locks(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
     return Lockless(url.removeprefix("sqlite:///")), lambda: None
 
@@ -53,6 +61,8 @@ def _from_locks(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
 STEALING: dict[str, Callable[[str, int], tuple[Log, Callable[[], object]]]] = {
     "postgresql": _from_leases,
     "sqlite": _from_locks,
+    "nats": _from_leases_on_nats,
+    "redis": _from_leases_on_redis,
 }
 """How a saga is taken from a process that lives, on each store on which an append can be refused."""
 

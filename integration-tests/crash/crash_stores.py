@@ -1,23 +1,38 @@
 """The stores that the crash matrix runs on. One more store is one more entry of `STORES`, and one of `OPENED_BY`.
 
 A process that was killed keeps its sagas on a store with leases until its lease has run out. No test waits for that:
-every log has a lease that outlasts the test, and when a process has ended, `bury` ends its lease behind the log's back,
-by the server's own time. That is the same: all that a lease that has run out changes is that the server's clock is
-past the moment that stands in its row, and here the moment is put before the clock. Nobody renews it meanwhile, since
-who would is dead, and what it had sent before is waited for. A process that lives, stopped or not, keeps its lease.
+every log has a lease that outlasts the test, and when a process has ended, `bury` ends its lease behind the log's back.
+Nobody renews it meanwhile, since who would is dead, and what it had sent before is waited for. A process that lives,
+stopped or not, keeps its lease. The rest depends on what a lease that has run out is, on that store:
+
+PostgreSQL, Redis: the server's clock is past the moment that stands in the writer's row or key. Here the moment is put
+before the clock.
+
+NATS: no moment is anywhere. Somebody saw the same revision of the lease for its whole length, by a clock of its own, and
+notes that revision for whoever comes later (`NAME.i.o.`). Here the note is written at once. Whoever watched would have
+written the same one, as nothing comes after the last revision of a dead process; and should something come all the
+same, the note names a revision that is not the last any more, and the lease runs. So nobody is told of the note who
+would not believe it otherwise, and what follows a true one follows: the fence, the claim and its conflicts are the log's
+own. That the watching itself takes a whole lease is a matter of the log's own tests, with short ones.
+
+`lapse` does the same to processes that live, and have not heard of it; even their own count, which would have ended
+before anybody's, still says that they may act. So it is only by the fence that they can be kept from it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BOUND = 30.0
 LEASE = 600
@@ -41,14 +56,55 @@ class Store(NamedTuple):
     """Let the leases of everybody be over, behind their backs; None on a store where who lives keeps what it owns."""
 
 
+def _on_postgres(url: str, pid: int) -> str:
+    return f"{url}&application_name={_name(pid)}"
+
+
+def _on_nats(url: str, pid: int) -> str:
+    base, _, query = url.partition("?")
+    login = "" if "@" in base else f"{_name(pid)}:nobody-asks@"
+    length = query.replace(f"lease={LEASE}", f"lease={_length(pid)}")
+    return f"nats://{login}{base.removeprefix('nats://')}?{length}"
+
+
+def _on_redis(url: str, pid: int) -> str:
+    """That address; from now on every connection of this process is named, and each of its writers."""
+    from agent_saga_core.log.redis import connection, lease
+
+    linked: Any = connection
+    heart: Any = lease.Heart
+    register = heart.register
+
+    def register_and_say_whose(self: Any, writer: Any) -> None:
+        register(self, writer)
+        # A field of which the log knows nothing, and before anything is claimed: what is not marked owns nothing.
+        key = self._server.address.key("writer", writer.nonce.hex)
+        self._server.run(lambda one: one.call("HSET", key, "process", pid))
+
+    linked._LINK = partial(linked.redis.Connection, client_name=_name(pid))
+    heart.register = register_and_say_whose
+    return url
+
+
+def _name(pid: int) -> str:
+    return f"saga-{pid}"
+
+
+def _length(pid: int) -> str:
+    """The lease of a process on NATS: its length, which stands in it, is that of no other."""
+    return f"{LEASE}.{pid:07}"
+
+
 # How a process opens an address, so that `bury` finds what is its.
 OPENED_BY: dict[str, Callable[[str, int], str]] = {
-    "postgresql": lambda url, pid: f"{url}&application_name=saga-{pid}",
+    "postgresql": _on_postgres,
+    "nats": _on_nats,
+    "redis": _on_redis,
 }
 
 
 def opened_by(url: str, pid: int) -> str:
-    """The address under which that process opens the log."""
+    """The address under which that process, which asks, opens the log."""
     scheme = url.partition(":")[0]
     return OPENED_BY[scheme](url, pid) if scheme in OPENED_BY else url
 
@@ -63,21 +119,30 @@ def _sqlite() -> Generator[Store]:
     yield Store("sqlite", lambda directory: f"sqlite:///{directory}.db")
 
 
-def postgres_server() -> ModuleType:
-    """The module that starts PostgreSQL servers for the tests of the core."""
-    path = ROOT / "packages/agent-saga-core/tests/postgres/server.py"
-    spec = importlib.util.spec_from_file_location("agent_saga_postgres_server", path)
+def server_of(store: str) -> ModuleType:
+    """The module that starts servers of that store for the tests of the core."""
+    # By its place: the folder has the name of the client library.
+    path = ROOT / f"packages/agent-saga-core/tests/{store}/server.py"
+    spec = importlib.util.spec_from_file_location(f"agent_saga_{store}_server", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def _until_let_go(pid: int, busy: Callable[[], bool]) -> None:
+    """Wait until the server has read, and done, what a dead process had asked it to do."""
+    until = time.monotonic() + BOUND
+    while busy():
+        assert time.monotonic() < until, f"the server does not let go of process {pid}, which is dead"
+        threading.Event().wait(0.005)
+
+
 @contextmanager
 def _postgres() -> Generator[Store]:
     from agent_saga_core.log.postgres import init
 
-    server = postgres_server()
+    server = server_of("postgres")
 
     def fresh(uri: str, directory: Path) -> str:
         url = f"{uri}{'&' if '?' in uri else '?'}schema=t_{uuid.uuid4().hex[:12]}&lease={LEASE}"
@@ -87,23 +152,97 @@ def _postgres() -> Generator[Store]:
         return url
 
     def bury(url: str, pid: int) -> None:
-        name = f"saga-{pid}"
         busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
-        until = time.monotonic() + BOUND
-        while server.sql(url, busy, name) != [(0,)]:  # the server still does what the process had asked it to do
-            assert time.monotonic() < until, f"the server does not let go of process {pid}, which is dead"
-            threading.Event().wait(0.005)
-        server.sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour' WHERE process = %s", name)
+        _until_let_go(pid, lambda: server.sql(url, busy, _name(pid)) != [(0,)])
+        server.sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '1 hour' WHERE process = %s", _name(pid))
 
     with server.any_server() as uri:
         yield Store("postgres", lambda directory: fresh(uri, directory), bury, server.expire)
+
+
+def nats_end_leases(url: str, length: float | None = None) -> None:
+    """Every lease on that log, or every one of that length, was watched running out."""
+    from agent_saga_core.log.nats.address import address_of
+    from agent_saga_core.log.nats.connection import Server
+    from agent_saga_core.log.nats.index import Index
+
+    server = Server(address_of(url))
+    index = Index(server)
+
+    async def note() -> None:
+        for leased in await index.leases():
+            if length is None or leased.lease.seconds == length:
+                await index.put_expired(leased.nonce, leased.revision)
+
+    try:
+        server.run(note)
+    finally:
+        server.close()
+
+
+@contextmanager
+def _nats() -> Generator[Store]:
+    from agent_saga_core.log.nats import init
+    from agent_saga_core.log.nats.address import address_of
+
+    server = server_of("nats")
+
+    def fresh(uri: str, directory: Path) -> str:
+        url = server.fresh(uri, lease=LEASE)
+        init(url)
+        return url
+
+    def busy(monitor: str, pid: int) -> bool:
+        with urllib.request.urlopen(f"http://{monitor}/connz?auth=1", timeout=BOUND) as answer:
+            return any(one.get("authorized_user") == _name(pid) for one in json.load(answer)["connections"])
+
+    def bury(url: str, pid: int) -> None:
+        for monitor in address_of(url).monitor:
+            _until_let_go(pid, partial(busy, monitor, pid))
+        nats_end_leases(url, float(_length(pid)))
+
+    with server.any_server() as uri:
+        yield Store("nats", lambda directory: fresh(uri, directory), bury, nats_end_leases)
+
+
+def redis_end_leases(url: str, pid: int | None = None) -> None:
+    """Every lease on that log, or every one of that process, has run out as far as the server knows."""
+    with server_of("redis").behind(url) as at:
+        for nonce in at("ZRANGE", "writers", 0, -1):
+            name = f"writer:{nonce.decode()}"
+            if pid is None and at("EXISTS", name) or at("HGET", name, "process") == str(pid).encode():
+                at("HSET", name, "until", 1)
+
+
+@contextmanager
+def _redis() -> Generator[Store]:
+    from agent_saga_core.log.redis import init
+
+    server = server_of("redis")
+
+    def fresh(uri: str, directory: Path) -> str:
+        url = server.fresh_prefix(uri, lease=LEASE)
+        init(url)
+        return url
+
+    def bury(url: str, pid: int) -> None:
+        with server.behind(url) as at:
+            _until_let_go(pid, lambda: any(one["name"] == _name(pid) for one in at.client.client_list()))
+        redis_end_leases(url, pid)
+
+    with server.any_server() as uri:
+        yield Store("redis", lambda directory: fresh(uri, directory), bury, redis_end_leases)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {
     "file": _file,
     "sqlite": _sqlite,
     "postgres": _postgres,
+    "nats": _nats,
+    "redis": _redis,
 }
+WHOLE = ["file", "sqlite", "postgres"]
+"""Those that all of the matrix runs on: each has an owner's death of its own kind, a lock or a lease."""
 SHARED = [name for name in STORES if name != "file"]
 """Those of which a part of the matrix is enough: what happens at a boundary does not depend on what led to it."""
 

@@ -46,8 +46,10 @@ from agent_saga_core import (
 from agent_saga_core.clock import SYSTEM_CLOCK, SystemClock
 from agent_saga_core.demo.client import Client, nothing_happened
 from agent_saga_core.log import (  # all stores, so that the zygote imports them and not every worker
+    nats,
     osfile,
     postgres,
+    redis,
     sqlite,
 )
 from agent_saga_core.records import Record
@@ -56,7 +58,7 @@ from agent_saga_core.testing import ManualClock
 Json = dict[str, Any]
 BOUND = 30.0
 OPTIONS: Json = {}
-IMPORTED = postgres, sqlite
+IMPORTED = nats, postgres, redis, sqlite
 _telling = threading.Lock()
 
 

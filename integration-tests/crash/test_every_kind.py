@@ -16,8 +16,9 @@ from agent_saga_core.demo.client import Client
 from agent_saga_core.records import RecordType
 
 RESERVED = {RecordType.PREPARED, RecordType.JOIN, RecordType.COMMITTING}
-ELSEWHERE = {RecordType.COMMITTED}
-"""A saga that was rolled back has none: `test_killed_at_every_boundary_and_opened_again_until_it_commits`."""
+ELSEWHERE = {RecordType.COMMITTED, RecordType.MOVING, RecordType.MOVED}
+"""A saga that was rolled back where it began has none of them. The first has
+`test_killed_at_every_boundary_and_opened_again_until_it_commits`, the others the tests of `agent-saga log copy`."""
 
 
 def a_service_that_is_difficult(world: Client, saga: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start
-from crash_stores import STORES, Opened, postgres_server
+from crash_stores import STORES, Opened, server_of
 
 from agent_saga_core import ActionSemantics, Compensation, LogUnavailable, open_log, saga_scope
 from agent_saga_core.demo.client import Client
@@ -138,7 +138,7 @@ def test_a_file_that_may_only_be_read(
 @pytest.fixture
 def guarded(stores: Opened, tmp_path: Path) -> Iterator[tuple[str, Callable[[str], str]]]:
     """The address of a log whose server asks the user `nell` for a password, and that of hers."""
-    server = postgres_server()
+    server = server_of("postgres")
     with server.server_of_its_own() as own:
         uri = own.get_uri()
         url = server.fresh_schema(uri)

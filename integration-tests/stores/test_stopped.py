@@ -15,7 +15,7 @@ from crash_stores import Store
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
 
-LEASED = ["postgres"]
+LEASED = ["postgres", "nats", "redis"]
 
 
 @pytest.mark.promise("one-owner", "closed-means-closed", "compensate-once", "no-false-clean")
