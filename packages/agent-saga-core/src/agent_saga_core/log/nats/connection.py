@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 _ANSWER_WITHIN: Final = 2.0
 """Seconds after which a request is made again: a cluster that elects a leader does not answer at all."""
+_LOOK_EVERY: Final = 5.0
 _HEADER_ROOM: Final = 4_096
 _PAGE_BYTES: Final = 16 * 2**20
 
@@ -121,7 +122,7 @@ class Server:
         if loop is None:
             loop = self._loop = Loop()
             weakref.finalize(self, loop.stop)
-        return asyncio.run_coroutine_threadsafe(work(), loop.loop)
+        return loop.start(work)
 
     def wait_for(self, future: Future[T]) -> T:
         """The outcome of something that was started.
@@ -130,7 +131,14 @@ class Server:
         whoever cleans up. A second interrupt does not wait.
         """
         try:
-            return future.result()
+            while True:
+                try:
+                    return future.result(_LOOK_EVERY)
+                except TimeoutError:
+                    if future.done():
+                        raise
+                    if self._closed:  # and so the loop is gone
+                        raise Away("the log is closed") from None
         except (KeyboardInterrupt, SystemExit):
             if not future.done():
                 with suppress(Exception):
@@ -146,7 +154,7 @@ class Server:
         link, self._link = self._link, None
         if link is not None:
             with suppress(Exception):
-                asyncio.run_coroutine_threadsafe(link.close(), loop.loop).result(2.0)
+                loop.start(link.close).result(2.0)
         loop.stop()
         if threading.current_thread() is not loop.thread:
             loop.thread.join(5.0)
