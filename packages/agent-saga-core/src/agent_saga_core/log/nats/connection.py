@@ -220,7 +220,8 @@ class Server:
             except Away:
                 if self._closed or time.monotonic() > until:
                     raise
-            await asyncio.sleep(pause)
+            if self._loop is not None:
+                await self._loop.pause(pause)
             pause = min(2 * pause, 0.5)
 
     async def ask(self, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Msg:

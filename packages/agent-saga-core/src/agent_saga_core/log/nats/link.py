@@ -52,6 +52,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.loop: Final = asyncio.new_event_loop()
+        self._stopping: Final = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.thread: Final = threading.Thread(target=_run, args=(self.loop,), name="agent-saga nats", daemon=True)
         self.thread.start()
@@ -79,9 +80,16 @@ class Loop:
         self.loop.call_soon_threadsafe(begin)
         return future
 
+    async def pause(self, seconds: float) -> None:
+        """Let so much time pass, or this be stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
     def stop(self) -> None:
         """End the thread, soon."""
         with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stopping.set)
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
