@@ -8,12 +8,12 @@ stopped or not, keeps its lease. The rest depends on what a lease that has run o
 PostgreSQL, Redis: the server's clock is past the moment that stands in the writer's row or key. Here the moment is put
 before the clock.
 
-NATS: no moment is anywhere. Somebody saw the same revision of the lease for its whole length, by a clock of its own, and
-notes that revision for whoever comes later (`NAME.i.o.`). Here the note is written at once. Whoever watched would have
-written the same one, as nothing comes after the last revision of a dead process; and should something come all the
-same, the note names a revision that is not the last any more, and the lease runs. So nobody is told of the note who
-would not believe it otherwise, and what follows a true one follows: the fence, the claim and its conflicts are the log's
-own. That the watching itself takes a whole lease is a matter of the log's own tests, with short ones.
+NATS: no moment is anywhere. Somebody has seen the same revision of the lease for its whole length, on a clock of its
+own, and notes that revision for whoever comes later (`NAME.i.o.`). Here the note is written at once. It is the one that
+whoever watched would have written, as nothing comes after the last revision of a dead process; and should something
+come all the same, the note names a revision that is not the last any more, and the lease runs on. What follows a note
+is the log's own: the fence, the claim, its conflicts. That nobody believes a lease to be over who has not watched it
+for its whole length is left to tests with short leases (`test_recovery_fleet.py` has one, the log's own the others).
 
 `lapse` does the same to processes that live, and have not heard of it; even their own count, which would have ended
 before anybody's, still says that they may act. So it is only by the fence that they can be kept from it.
@@ -242,7 +242,8 @@ STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {
     "redis": _redis,
 }
 WHOLE = ["file", "sqlite", "postgres"]
-"""Those that all of the matrix runs on: each has an owner's death of its own kind, a lock or a lease."""
+"""Those that all of the matrix runs on. Signals, forks and doubts are matters of the engine, which does not know what
+store it is on; so NATS and Redis have what the store decides: what is left at each boundary, and who may take it."""
 SHARED = [name for name in STORES if name != "file"]
 """Those of which a part of the matrix is enough: what happens at a boundary does not depend on what led to it."""
 

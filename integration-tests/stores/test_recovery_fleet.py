@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from crash_stores import STORES, Store
+from crash_stores import LEASE, STORES, WHOLE, Store
 
 from agent_saga_core import SagaStatus, open_log, read_saga
 
@@ -359,8 +359,38 @@ def test_a_daemon_that_is_asked_to_end_finishes_what_is_in_hand_and_hands_back_w
     assert [(saga, step) for _, saga, step, _ in place.undone()] == [("marker", 1), ("in-hand", 2), ("in-hand", 1)]
 
 
+@pytest.mark.promise("recover-anywhere", "one-owner")
+@pytest.mark.parametrize("store", ["postgres", "nats", "redis"], indirect=True)
+def test_a_lease_that_nobody_ended_runs_out_before_the_eyes_of_two_daemons(place: Place) -> None:
+    """Nothing is done behind the log's back: on NATS nobody else has seen it run out, and both have to watch it."""
+    place.url = place.url.replace(f"lease={LEASE}", "lease=3")
+    died = place.start("shop.py", place.url, "die", "left=3")
+    assert died.ends() == -signal.SIGKILL, died.rest(died.err)
+    daemons = [place.watch() for _ in range(2)]
+    for each in daemons:
+        assert each.event()["event"] == "watching"
+    recovered = queue.Queue[Process]()
+
+    def listen(to: Process) -> None:
+        for line in iter(to.out.get, None):
+            if json.loads(line)["event"] == "recovered":
+                recovered.put(to)
+
+    listeners = [threading.Thread(target=listen, args=(each,), daemon=True) for each in daemons]
+    for listener in listeners:
+        listener.start()
+    winner = recovered.get(timeout=BOUND)
+    for each, listener in zip(daemons, listeners, strict=True):
+        each.signal(signal.SIGTERM)
+        assert each.ends() == 0
+        listener.join(BOUND)
+    assert recovered.empty(), "both say so"
+    assert [(pid, step) for pid, _, step, _ in place.undone()] == [(winner.pid, step) for step in (3, 2, 1)]
+    assert place.types("left").count("CLAIM") == 1
+
+
 @pytest.mark.promise("recover-anywhere")
-@on_every_store
+@pytest.mark.parametrize("store", WHOLE, indirect=True)
 def test_what_failed_for_one_recoverer_makes_the_next_one_wait(place: Place) -> None:
     """Nothing but the log tells the second daemon, and what it lists as dead letters is the one saga that tried."""
     (place.directory / "down").touch()
