@@ -33,7 +33,7 @@ from agent_saga_core.records import Record, encode
 from benchmarks import peers
 from benchmarks.engine import acharge, charge
 from benchmarks.log import history
-from benchmarks.tables import Row
+from benchmarks.tables import PEER, Row
 
 LINE = 600  # bytes of a typical record's line
 ROUNDS = 8
@@ -190,7 +190,7 @@ def _of_dbos(environment: peers.Environment, figure: str, called: str, more: tup
     return Row(
         what=f"PostgreSQL: dbos {environment.version}, {called}",
         measured=shown,
-        goal="(a peer)",
+        goal=PEER,
         met=True,
         floor=microseconds(floor),
     )
@@ -222,7 +222,8 @@ def nats(directory: Path) -> Iterator[Running]:
     port, monitor = free_port(), free_port()
     config = directory / "nats.conf"
     config.write_text(
-        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory / "nats"}", sync_interval: always }}\n',
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{directory / "nats"}", sync_interval: always }}\n'
+        f'http: "127.0.0.1:{monitor}"\n',
         "utf-8",
     )
     program = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 FLOOR_WRITES = 400
+PEER = "(a peer)"
+"""In place of a goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,11 @@ class Row:
     goal: str
     met: bool
     floor: str
+
+    @property
+    def verdict(self) -> str:
+        """Whether the goal is met; a peer has none."""
+        return "-" if self.goal == PEER else "yes" if self.met else "no"
 
 
 def floor(directory: Path, size: int) -> float:
@@ -66,7 +73,7 @@ def ratio(what: str, goal: float, directory: Path, size: int, measure: Callable[
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = ["| what | measured | goal | met | floor before / after |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {r.what} | {r.measured} | {r.goal} | {'yes' if r.met else 'no'} | {r.floor} |" for r in rows]
+    lines += [f"| {r.what} | {r.measured} | {r.goal} | {r.verdict} | {r.floor} |" for r in rows]
     return "\n".join(lines)
 
 
