@@ -513,6 +513,42 @@ def test_a_saga_on_its_way_goes_nowhere_else(fresh: Callable[[str], str]) -> Non
         assert {head.status for head in list_sagas(one) if head.saga_id in OPEN} == {"MOVED"}
 
 
+class Overtaken:
+    """A source in which another copy begins a move, and is killed, between the look at a saga and its claim."""
+
+    def __init__(self, inner: Log, other: Callable[[], object]) -> None:
+        self._inner = inner
+        self._other: Callable[[], object] | None = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
+        other, self._other = self._other, None
+        if other is not None:
+            other()
+        return self._inner.claim(saga_id, fresh=fresh)
+
+
+def test_a_saga_that_sets_out_to_another_log_after_it_was_looked_at_goes_only_there(
+    fresh: Callable[[str], str],
+) -> None:
+    source, target, elsewhere = fresh("file"), fresh("sqlite"), fresh("file")
+    given = seeded(source)
+
+    def other() -> None:
+        after = Fault(on="adopt", how="crashes-after")
+        assert in_child(lambda: _copy(source, elsewhere, on_target=after)) == -signal.SIGKILL
+
+    with logs(source, target, elsewhere) as (one, two, third):
+        done = copy_log(Overtaken(one, other), two, unfinished=True)  # pyright: ignore[reportArgumentType]
+        assert set(done.refused) == set(OPEN) and done.moved == () and not any(map(one.is_live, OPEN))
+        assert elsewhere in done.refused["dead"] and two.lines("dead") == ()
+        assert third.lines("dead") == given["dead"]
+        assert recover(two).recovered == () and recover(third).recovered == ("dead",) and len(UNDONE) == 1
+        assert copy_log(one, third, unfinished=True).moved == OPEN
+
+
 def test_a_move_whose_saga_has_gone_on_is_only_noted(fresh: Callable[[str], str]) -> None:
     source, target = fresh("file"), fresh("sqlite")
     seeded(source)

@@ -258,6 +258,10 @@ class _Copy:
         claim = claimed[-1]
         before = lines[: claim.n - 1]
         moving = _moving_in(saga_id, before)
+        # What was true when it was looked at may not be any more: another copy may have taken it to another log.
+        if not self._knows(saga_id, before) or (moving is not None and not self._goes_there(saga_id, moving)):
+            self._release(saga_id)
+            return
         if moving is not None:
             move = _Move(saga_id, claim, self._target.url, int(moving.data["last"]), resumed=True)
         else:
