@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent_saga_core.cli.failures import ATTENTION, DAMAGED, DONE, Complaint, complain
+from agent_saga_core.cli.leases import await_leases
 from agent_saga_core.cli.options import Imports, LogUrl, import_modules, opened, stdout_kept
 from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt
 from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
@@ -122,6 +123,7 @@ def _recover_once(
     for saga_id in sagas if len(sagas) > 1 else ():  # an unknown one is heard of before the others are touched
         with suppress(LogCorrupted):  # the recovery itself reports it
             read_saga(log, saga_id)
+    await_leases(log, sagas or log.unfinished().saga_ids, stop.wait, quiet=quiet)
     waiting = _Waiting(log, sagas)
     this = Round(
         log,

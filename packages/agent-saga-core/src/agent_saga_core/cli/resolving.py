@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from agent_saga_core.cli.advice import next_steps
 from agent_saga_core.cli.failures import ATTENTION, DONE, Complaint
+from agent_saga_core.cli.leases import await_leases
 from agent_saga_core.cli.options import AsJson, Imports, LogUrl, import_modules, opened, stdout_kept
 from agent_saga_core.cli.screen import SAGA_STYLES, console_on, ink, print_json, put
 from agent_saga_core.recovery import resolve
@@ -48,6 +50,7 @@ def resolve_verb(
     value = _parsed(result)
     import_modules(modules)
     with opened(log_url) as log, stdout_kept():
+        await_leases(log, [saga_id], threading.Event().wait, quiet=as_json)
         state = resolve(log, saga_id, step, outcome=outcome.value, by=by, note=note, result=value)
         url = log.url
     if as_json:

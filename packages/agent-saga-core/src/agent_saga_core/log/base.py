@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -20,6 +20,7 @@ __all__ = [
     "Log",
     "Unfinished",
     "Verification",
+    "WatchedLeases",
     "cutoff",
     "history_fault",
     "readable_history",
@@ -266,6 +267,24 @@ class BatchClaims(Protocol):
 
         Raises:
             LogUnavailable: The log cannot be read or written. None of them is owned.
+        """
+        ...
+
+
+@runtime_checkable
+class WatchedLeases(Protocol):
+    """What a log offers beside `Log` where only who has watched a lease for its whole length knows that it ran out.
+
+    There a process that has just opened the log calls every owner live, also one that died long ago.
+    """
+
+    def undecided(self, saga_ids: Collection[str]) -> float:
+        """Seconds after which this process knows, if it asks again, whether the owners of these sagas are live; or 0.
+
+        It knows that of an owner whose lease it has seen renewed or run out, or of which another process has noted so.
+
+        Raises:
+            LogUnavailable: The log cannot be read.
         """
         ...
 

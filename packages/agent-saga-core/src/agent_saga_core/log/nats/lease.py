@@ -24,6 +24,7 @@ __all__ = ["Heart", "State", "Watch"]
 
 _TRIES: Final = 3
 _LEAVING: Final = 2.0
+_SOON: Final = 0.01
 _LONG_AGO: Final = 10.0
 """How many times its length a lease must have been unchanged before anybody but a claimer ends its writer: one that
 only slept finds what it had when it wakes."""
@@ -41,6 +42,8 @@ class State(Enum):
 class _Look(NamedTuple):
     revision: int
     since: float
+    renewed: bool
+    """Whether it was seen to change."""
 
 
 class Watch:
@@ -75,9 +78,21 @@ class Watch:
         """
         look = self._looks.get(leased.nonce)
         if look is None or look.revision != leased.revision:
-            self._looks[leased.nonce] = _Look(leased.revision, now())
+            self._looks[leased.nonce] = _Look(leased.revision, now(), look is not None)
             return False
         return asked - look.since >= times * leased.lease.seconds
+
+    async def undecided(self, nonces: Collection[str]) -> float:
+        """Seconds until it is known of all these writers, at the latest, whether their leases run; 0 if it is."""
+        asked, longest = now(), 0.0
+        for leased in await self._index.leases():
+            if leased.nonce not in nonces or leased.lease.fenced or self.ran_out(leased, asked):
+                continue
+            look = self._looks[leased.nonce]
+            if not look.renewed and await self._index.expired(leased.nonce) != leased.revision:
+                # At least something: it is asked for again after that, and counts from when it has been read.
+                longest = max(longest, look.since + leased.lease.seconds - asked, _SOON)
+        return longest
 
     async def look_around(self) -> list[Leased]:
         """Begin to watch every lease that is there; all of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
@@ -88,6 +88,16 @@ class NatsLog(LeasedLog[LineBatch]):
         self.check_readable()
         fit(saga_id)
         return self.holds(saga_id) or self._server.run(lambda: self._is_live(saga_id))
+
+    def undecided(self, saga_ids: Collection[str]) -> float:
+        """See `WatchedLeases.undecided`."""
+        self.check_readable()
+        return self._server.run(lambda: self._undecided(saga_ids))
+
+    async def _undecided(self, saga_ids: Collection[str]) -> float:
+        entries, _ = await self._index.some(saga_ids)  # what is damaged is for others to say
+        owners = {seen.entry.owner for seen in entries.values() if seen.entry.owner and seen.entry.ended is None}
+        return await self._ownership.watch.undecided(owners.difference(self._nonces())) if owners else 0.0
 
     async def _is_live(self, saga_id: str) -> bool:
         seen = await self._index.get(saga_id)
