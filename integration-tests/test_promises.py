@@ -45,11 +45,33 @@ def promises_marked(marks: list[ast.expr]) -> set[str]:
     }
 
 
+def inherited(file: Path, name: str) -> set[str]:
+    """The names of the tests that a class of that file has of its bases, as far as these stand in other test files."""
+    tree = ast.parse(file.read_text("utf-8"))
+    # Test files name each other relatively: `from ..servers.faults import Faults`.
+    places = {
+        alias.asname or alias.name: (file.parents[node.level - 1] / f"{node.module.replace('.', '/')}.py", alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.level and node.module
+        for alias in node.names
+    }
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            found |= {test for test, _ in _collected_in(node.body, "", [])}
+            for base in map(ast.unparse, node.bases):
+                found |= inherited(*places.get(base, (file, base)))
+    return found
+
+
 def exists(test: str) -> bool:
-    """Whether `path/from/the/root.py::test_name` is a test."""
+    """Whether `path/from/the/root.py::test_name` is a test; in a class it may be that of a base."""
     path, _, name = test.partition("::")
     file = ROOT / path
-    return file.is_file() and name in {found for found, _ in collected(file.read_text("utf-8"))}
+    if not file.is_file():
+        return False
+    owner, _, method = name.rpartition("::")
+    return name in {found for found, _ in collected(file.read_text("utf-8"))} or method in inherited(file, owner)
 
 
 def marked_files() -> list[Path]:
@@ -74,6 +96,20 @@ def test_every_integration_test_holds_a_promise() -> None:
             if not held or not held <= set(PROMISES):
                 wrong.append(f"{file.relative_to(ROOT)}::{name} has {sorted(held)}")
     assert not wrong, 'each needs @pytest.mark.promise("...") with ids that promises.toml lists'
+
+
+def test_a_test_may_be_inherited_from_another_test_file(tmp_path: Path) -> None:
+    suite = tmp_path / "servers" / "suite.py"
+    suite.parent.mkdir()
+    suite.write_text("class Oldest:\n def test_a(self): ...\nclass Suite(Oldest):\n def test_b(self): ...\n", "utf-8")
+    file = tmp_path / "store" / "test_store.py"
+    file.parent.mkdir()
+    file.write_text(
+        "from ..servers.suite import Suite\nclass TestStore(Suite):\n def test_c(self): ...\nclass TestOther: ...\n",
+        "utf-8",
+    )
+    assert inherited(file, "TestStore") == {"test_a", "test_b", "test_c"}
+    assert inherited(file, "TestOther") == inherited(file, "") == set()
 
 
 def test_marks_are_read_from_function_class_and_module() -> None:

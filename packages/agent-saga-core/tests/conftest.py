@@ -3,7 +3,11 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
+
+# What the suites of the stores have in common says what it found, as a test file does.
+pytest.register_assert_rewrite(f"{__package__}.servers")
 
 # A log named in the developer's shell is never read or written by a test.
 os.environ.pop("AGENT_SAGA_LOG", None)

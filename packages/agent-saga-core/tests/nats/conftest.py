@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from agent_saga_core.log.nats import NatsLog, init
 
-from .server import Nats, Proxy, any_server, fresh, server_of_its_own
+from ..servers.store import Store, opened, proxy, uri, url
+from .proxy import Proxy
+from .server import Nats, any_server, fresh, server_of_its_own
+
+__all__ = ["opened", "proxy", "uri", "url"]
 
 
 @pytest.fixture(scope="session")
-def uri() -> Iterator[str]:
-    """The address of a server that tests share."""
-    with any_server() as found:
-        yield found
-
-
-@pytest.fixture
-def url(uri: str) -> str:
-    """The address of a new log on it, which is made."""
-    made = fresh(uri)
-    init(made)
-    return made
-
-
-@pytest.fixture
-def opened(url: str) -> Iterator[Callable[..., NatsLog]]:
-    """A callable that opens that log, once more each time; options are added to its address."""
-    logs: list[NatsLog] = []
-
-    def open_one(**options: object) -> NatsLog:
-        joined = "&" if "?" in url else "?"
-        more = "&".join(f"{name}={value}" for name, value in options.items())
-        logs.append(NatsLog(url + (joined + more if more else "")))
-        return logs[-1]
-
-    yield open_one
-    for log in reversed(logs):
-        log.close()
-
-
-@pytest.fixture
-def proxy(uri: str) -> Iterator[Proxy]:
-    """What stands between a log and that server."""
-    made = Proxy(uri)
-    yield made
-    made.close()
+def store() -> Store:
+    return Store("nats", NatsLog, init, fresh, any_server, Proxy)
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +28,6 @@ def mortal() -> Iterator[Nats]:
 
 
 @pytest.fixture
-def mortal_url(mortal: Nats) -> str:
+def mortal_url(store: Store, mortal: Nats) -> str:
     """The address of a new log on it, which is made."""
-    made = fresh(mortal.uri)
-    init(made)
-    return made
+    return store.made(mortal.uri)

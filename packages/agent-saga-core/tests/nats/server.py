@@ -15,7 +15,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,105 +133,3 @@ def through(url: str, port: int) -> str:
     base, question, query = url.partition("?")
     path = base.removeprefix("nats://").partition("/")[2]
     return f"nats://127.0.0.1:{port}/{path}{question}{query}"
-
-
-class Proxy:
-    """Stands between a log and its server, on a port of this machine, and can lose what the server says.
-
-    Attributes:
-        lost: Set when an answer was lost as `lose_the_answer` asked.
-    """
-
-    def __init__(self, uri: str) -> None:
-        host, _, port = uri.removeprefix("nats://").partition("?")[0].partition("/")[0].rpartition(":")
-        self._target = host.rpartition("@")[2], int(port)
-        self._marker: bytes | None = None
-        self._away = self._stay_away = False
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self.lost = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose_the_answer(self, marker: bytes, *, and_stay_away: bool = False) -> None:
-        """The next message that holds `marker` reaches the server, and what it answers reaches nobody."""
-        self.lost.clear()
-        self._stay_away = and_stay_away
-        self._marker = marker
-
-    def go_away(self) -> None:
-        """Cut every connection, and take no other."""
-        self._away = True
-        for pair in self._pairs:
-            _cut(pair)
-
-    def come_back(self) -> None:
-        """Take connections again."""
-        self._away = False
-
-    def close(self) -> None:
-        """End everything."""
-        self._listener.close()
-        self.go_away()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._away:
-                client.close()
-                continue
-            try:
-                pair = client, socket.create_connection(self._target)
-            except OSError:
-                client.close()
-                continue
-            self._pairs.append(pair)
-            doomed = threading.Event()
-            threading.Thread(target=self._requests, args=(pair, doomed), daemon=True).start()
-            threading.Thread(target=self._answers, args=(pair, doomed), daemon=True).start()
-
-    def _requests(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
-        for data in _received(pair[0]):
-            if self._marker is not None and self._marker in data:
-                self._marker = None
-                doomed.set()
-            try:
-                pair[1].sendall(data)
-            except OSError:
-                break
-        _cut(pair)
-
-    def _answers(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
-        for data in _received(pair[1]):
-            if doomed.is_set():  # the message is stored, or the server would not say a word yet
-                if self._stay_away:
-                    self.go_away()
-                _cut(pair)
-                self.lost.set()
-                return
-            try:
-                pair[0].sendall(data)
-            except OSError:
-                break
-        _cut(pair)
-
-
-def _received(source: socket.socket) -> Iterator[bytes]:
-    while True:
-        try:
-            data = source.recv(1 << 20)
-        except OSError:
-            return
-        if not data:
-            return
-        yield data
-
-
-def _cut(pair: tuple[socket.socket, socket.socket]) -> None:
-    for end in pair:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-        end.close()

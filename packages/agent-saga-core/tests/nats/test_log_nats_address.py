@@ -29,7 +29,8 @@ from agent_saga_core.log.open import init_log
 from agent_saga_core.log.sql import Version
 from agent_saga_core.records import Record
 
-from .server import Nats, Proxy, fresh, server_of_its_own, through, wait_for
+from .proxy import Proxy
+from .server import Nats, fresh, server_of_its_own, through, wait_for
 
 SECRET = "s3cr3t-of-Scott"
 

@@ -21,7 +21,8 @@ from agent_saga_core.log.nats.connection import Away
 from agent_saga_core.log.nats.messages import Lease
 from agent_saga_core.records import Record
 
-from .server import BOUND, Nats, Proxy, fresh, server_of_its_own, through, wait_for
+from .proxy import Proxy
+from .server import BOUND, Nats, fresh, server_of_its_own, through, wait_for
 
 
 def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from agent_saga_core.log.postgres import PostgresLog, init
 
-from .server import Proxy, any_server, fresh_schema, server_of_its_own
+from ..servers.store import Store, opened, proxy, uri, url
+from .proxy import Proxy
+from .server import any_server, fresh_schema, server_of_its_own
+
+__all__ = ["opened", "proxy", "uri", "url"]
 
 
 @pytest.fixture(scope="session")
-def uri() -> Iterator[str]:
-    """The address of a server that tests share."""
-    with any_server() as found:
-        yield found
-
-
-@pytest.fixture
-def url(uri: str) -> str:
-    """The address of a new log on it, which is made."""
-    made = fresh_schema(uri)
-    init(made)
-    return made
-
-
-@pytest.fixture
-def opened(url: str) -> Iterator[Callable[..., PostgresLog]]:
-    """A callable that opens that log, once more each time; options are added to its address."""
-    logs: list[PostgresLog] = []
-
-    def open_one(**options: object) -> PostgresLog:
-        address = "&".join([url, *(f"{name}={value}" for name, value in options.items())])
-        logs.append(PostgresLog(address))
-        return logs[-1]
-
-    yield open_one
-    for log in reversed(logs):
-        log.close()
-
-
-@pytest.fixture
-def proxy(uri: str) -> Iterator[Proxy]:
-    """What stands between a log and that server."""
-    made = Proxy(uri)
-    yield made
-    made.close()
+def store() -> Store:
+    return Store("postgres", PostgresLog, init, fresh_schema, any_server, Proxy)
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +29,6 @@ def mortal() -> Iterator[Any]:
 
 
 @pytest.fixture
-def mortal_url(mortal: Any) -> str:
+def mortal_url(store: Store, mortal: Any) -> str:
     """The address of a new log on it, which is made."""
-    made = fresh_schema(mortal.get_uri())
-    init(made)
-    return made
+    return store.made(mortal.get_uri())

@@ -13,7 +13,8 @@ import pytest
 from agent_saga_core.log.postgres import PostgresLog, init
 from agent_saga_core.testing import LogConformance
 
-from .server import GIVEN, Proxy, control, expire, fresh_schema, sql
+from .proxy import Proxy
+from .server import GIVEN, control, expire, fresh_schema, sql
 
 
 class Failing:

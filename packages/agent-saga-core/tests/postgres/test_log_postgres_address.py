@@ -24,7 +24,8 @@ from agent_saga_core.log.postgres.address import address_of
 from agent_saga_core.log.sql import Version
 from agent_saga_core.records import Record
 
-from .server import Proxy, fresh_schema, sql
+from .proxy import Proxy
+from .server import fresh_schema, sql
 
 SECRET = "s3cr3t-of-Scott"
 

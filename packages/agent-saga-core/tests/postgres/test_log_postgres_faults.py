@@ -18,7 +18,8 @@ from agent_saga_core.log import lease
 from agent_saga_core.log.postgres import PostgresLog, connection, init
 from agent_saga_core.records import Record
 
-from .server import Proxy, control, expire, fresh_schema, server_of_its_own, sql, standby_of
+from .proxy import Proxy
+from .server import control, expire, fresh_schema, server_of_its_own, sql, standby_of
 
 BOUND = 60.0
 

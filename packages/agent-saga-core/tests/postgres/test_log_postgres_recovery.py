@@ -16,7 +16,8 @@ from agent_saga_core.log.base import BatchClaims
 from agent_saga_core.log.postgres import PostgresLog
 from agent_saga_core.records import Record
 
-from .server import Proxy, sql
+from .proxy import Proxy
+from .server import sql
 
 Open = Callable[..., PostgresLog]
 BOUND = 60.0

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from agent_saga_core.log.redis import RedisLog, init
 
-from .server import Proxy, Server, any_server, fresh_prefix, server_of_its_own
+from ..servers.store import Store, opened, proxy, uri, url
+from .proxy import Proxy
+from .server import Server, any_server, fresh_prefix, server_of_its_own
+
+__all__ = ["opened", "proxy", "uri", "url"]
 
 
 @pytest.fixture(scope="session")
-def uri() -> Iterator[str]:
-    """The address of a server that tests share."""
-    with any_server() as found:
-        yield found
-
-
-@pytest.fixture
-def url(uri: str) -> str:
-    """The address of a new log on it, which is made."""
-    made = fresh_prefix(uri)
-    init(made)
-    return made
-
-
-@pytest.fixture
-def opened(url: str) -> Iterator[Callable[..., RedisLog]]:
-    """A callable that opens that log, once more each time; options are added to its address."""
-    logs: list[RedisLog] = []
-
-    def open_one(**options: object) -> RedisLog:
-        address = "&".join([url, *(f"{name}={value}" for name, value in options.items())])
-        logs.append(RedisLog(address))
-        return logs[-1]
-
-    yield open_one
-    for log in reversed(logs):
-        log.close()
-
-
-@pytest.fixture
-def proxy(uri: str) -> Iterator[Proxy]:
-    """What stands between a log and that server."""
-    made = Proxy(uri)
-    yield made
-    made.close()
+def store() -> Store:
+    return Store("redis", RedisLog, init, fresh_prefix, any_server, Proxy)
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +36,6 @@ def mortal(shared_mortal: Server) -> Server:
 
 
 @pytest.fixture
-def mortal_url(mortal: Server) -> str:
+def mortal_url(store: Store, mortal: Server) -> str:
     """The address of a new log on it, which is made."""
-    made = fresh_prefix(mortal.uri)
-    init(made)
-    return made
+    return store.made(mortal.uri)

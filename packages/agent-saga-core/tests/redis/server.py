@@ -10,11 +10,10 @@ import subprocess
 import tempfile
 import threading
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 
@@ -156,112 +155,3 @@ def behind(url: str) -> Generator[Behind]:
         yield made
     finally:
         made.client.close()
-
-
-class Proxy:
-    """Stands between a log and its server, on a port of this machine, and can lose what the server says.
-
-    Attributes:
-        lost: Set when an answer was lost as `lose_the_answer` asked.
-        port: Of the server that new connections lead to; may be changed.
-    """
-
-    def __init__(self, uri: str) -> None:
-        parts = urlsplit(uri)
-        self._login = parts.netloc.rpartition("@")[0]
-        self._database = parts.path
-        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 6379
-        self._marker: bytes | None = None
-        self._away = self._stay_away = False
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self.lost = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def address(self, url: str) -> str:
-        """The same log, through here."""
-        login = f"{self._login}@" if self._login else ""
-        return f"redis://{login}127.0.0.1:{self._listener.getsockname()[1]}{self._database}?{url.partition('?')[2]}"
-
-    def lose_the_answer(self, marker: bytes, *, and_stay_away: bool = False) -> None:
-        """The next command that holds `marker` reaches the server, and what it answers reaches nobody."""
-        self.lost.clear()
-        self._stay_away = and_stay_away
-        self._marker = marker
-
-    def go_away(self) -> None:
-        """Cut every connection, and take no other."""
-        self._away = True
-        for pair in self._pairs:
-            _cut(pair)
-
-    def come_back(self) -> None:
-        """Take connections again."""
-        self._away = False
-
-    def close(self) -> None:
-        """End everything."""
-        self._listener.close()
-        self.go_away()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                pair = client, socket.create_connection((self.host, self.port))
-            except OSError:
-                client.close()
-                continue
-            if self._away:
-                _cut(pair)
-                continue
-            self._pairs.append(pair)
-            doomed = threading.Event()
-            threading.Thread(target=self._requests, args=(pair, doomed), daemon=True).start()
-            threading.Thread(target=self._answers, args=(pair, doomed), daemon=True).start()
-
-    def _requests(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
-        for data in _received(pair[0]):
-            if self._marker is not None and self._marker in data:
-                self._marker = None
-                doomed.set()
-            try:
-                pair[1].sendall(data)
-            except OSError:
-                break
-        _cut(pair)
-
-    def _answers(self, pair: tuple[socket.socket, socket.socket], doomed: threading.Event) -> None:
-        for data in _received(pair[1]):
-            if doomed.is_set():  # it is done, or the server would not say a word yet
-                if self._stay_away:
-                    self.go_away()
-                _cut(pair)
-                self.lost.set()
-                return
-            try:
-                pair[0].sendall(data)
-            except OSError:
-                break
-        _cut(pair)
-
-
-def _received(source: socket.socket) -> Iterator[bytes]:
-    while True:
-        try:
-            data = source.recv(1 << 20)
-        except OSError:
-            return
-        if not data:
-            return
-        yield data
-
-
-def _cut(pair: tuple[socket.socket, socket.socket]) -> None:
-    for end in pair:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-        end.close()

@@ -24,7 +24,8 @@ from agent_saga_core.log.redis.address import address_of
 from agent_saga_core.log.sql import Version
 from agent_saga_core.records import Record, encode
 
-from .server import Proxy, Server, behind, fresh_prefix, server_of_its_own
+from .proxy import Proxy
+from .server import Server, behind, fresh_prefix, server_of_its_own
 
 SECRET = "s3cr3t-of-Scott"
 PAGE = Path(__file__).parents[4] / "docs" / "log-redis.md"

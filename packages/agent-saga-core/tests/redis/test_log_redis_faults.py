@@ -19,7 +19,8 @@ from agent_saga_core.log import lease
 from agent_saga_core.log.redis import RedisLog, connection, init, scripts
 from agent_saga_core.records import Record
 
-from .server import Proxy, Server, behind, fresh_prefix, server_of_its_own
+from .proxy import Proxy
+from .server import Server, behind, fresh_prefix, server_of_its_own
 
 BOUND = 60.0
 APPENDED, TAKEN = scripts.APPEND.sha, scripts.TAKE.sha
@@ -770,7 +771,7 @@ def test_keys_of_another_kind_are_damage_of_their_saga_alone(opened: Callable[..
 def replica_of(primary: Server) -> Iterator[tuple[Server, Proxy]]:
     """A replica, and what it hears the primary through."""
     line = Proxy(primary.uri)
-    with server_of_its_own(replicaof=f"127.0.0.1 {line._listener.getsockname()[1]}") as replica:
+    with server_of_its_own(replicaof=f"127.0.0.1 {line.port}") as replica:
         try:
             with replica.client() as client:
                 wait_for(lambda: client.info("replication")["master_link_status"] == "up")
@@ -807,7 +808,7 @@ def test_an_owner_that_meets_a_promoted_replica_which_lacks_its_records_stops(id
         primary.kill()
         with replica.client() as client:
             client.execute_command("REPLICAOF", "NO", "ONE")
-        proxy.port = replica.port
+        proxy.server_port = replica.port
         done: list[str] = []
         if idle:
             assert log.saga_ids() == ("behind", "whole", "ended")  # who meets another server has it looked at
@@ -840,7 +841,7 @@ def test_an_owner_follows_to_a_promoted_replica_that_has_everything() -> None:
         log = RedisLog(proxy.address(url))
         begin(log, "s")
         replicate(primary)
-        proxy.port = replica.port
+        proxy.server_port = replica.port
         proxy.go_away()
         proxy.come_back()
         with ThreadPoolExecutor(1) as pool:
@@ -869,7 +870,7 @@ def test_what_another_server_said_in_between_is_worth_nothing() -> None:
         line.go_away()
         with new.client() as client:
             client.execute_command("REPLICAOF", "NO", "ONE")
-        proxy.port = new.port
+        proxy.server_port = new.port
         log._server.connect().close()  # some thread needed one more, while another is idle that leads to the old one
         log.flush(log.append(record("s", 2)))
         with new.client() as client:
