@@ -12,6 +12,7 @@ import pytest
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable
 from agent_saga_core.log import FileLog, Log, MemoryLog, open_log, osfile
+from agent_saga_core.log.open import init_log, migrate_log
 from agent_saga_core.records import Record
 
 
@@ -98,6 +99,34 @@ def test_a_server_that_is_not_there_is_said_in_one_line_without_the_password(url
     while said is not None:
         assert "hunter2" not in f"{said!r}{said.args}"
         said = said.__cause__ or said.__context__
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "user:hunter2@host/db",
+        "postgres//user:hunter2@host",
+        "mysql://user:hunter2@host",
+        "file://user:hunter2@host/db",
+        "file://user:hunter2@host/db?garbage",
+        "file:log?password=hunter2",
+        "file:log?max_result_bytes=hunter2",
+        "sqlite://user:hunter2@host/db",
+        "sqlite:///log.db?password=hunter2",
+        "memory:user:hunter2@host",
+        "postgresql:user:hunter2@host",
+        "nats:/user:hunter2@host",
+        "redis:user:hunter2@host",
+    ],
+)
+def test_what_is_no_address_is_not_repeated_where_it_may_hold_a_password(url: str) -> None:
+    for use in (open_log, init_log, migrate_log):
+        with pytest.raises(ValueError) as caught:
+            use(url)
+        said: BaseException | None = caught.value
+        while said is not None:
+            assert "hunter2" not in f"{said!r}{said.args}"
+            said = said.__cause__ or said.__context__
 
 
 def test_readers_never_create(tmp_path: Path) -> None:

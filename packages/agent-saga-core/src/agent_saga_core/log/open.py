@@ -176,6 +176,8 @@ def _scheme_of(url: str) -> str:
             raise ValueError(
                 f"there are no {scheme}: logs; write file:./directory, sqlite:///file.db or postgresql://host/database"
             )
+        if "@" in url:  # so may this
+            raise ValueError("this is no address of a log; write file:./directory or postgresql://user@host/database")
         raise ValueError(f"{url!r} is no address of a log; for a directory write {'file:' + url!r}")
     return scheme
 
@@ -185,7 +187,7 @@ def _memory(url: str, clock: Clock) -> MemoryLog:
     options = _options(url, query)
     max_result_bytes = _number(url, options)
     if rest or options:
-        raise ValueError(f"{url!r}: write memory: and nothing else but ?max_result_bytes=N")
+        raise ValueError(f"{_shown(url)}: write memory: and nothing else but ?max_result_bytes=N")
     return MemoryLog(clock, max_result_bytes=max_result_bytes)
 
 
@@ -193,10 +195,10 @@ def _file_place(url: str) -> _Place:
     path, _, query = url.partition(":")[2].partition("?")
     if path.startswith("//"):
         if not path.startswith("///"):
-            raise ValueError(f"{url!r}: write file:./relative or file:///absolute")
+            raise ValueError(f"{_shown(url)}: write file:./relative or file:///absolute")
         path = path[2:]
     if not path:
-        raise ValueError(f"{url!r} names no directory; write file:./directory")
+        raise ValueError(f"{_shown(url)} names no directory; write file:./directory")
     return _place(url, path, query, "the options of a file log are ?max_result_bytes=N and ?force=1")
 
 
@@ -207,7 +209,7 @@ def _sqlite_place(url: str) -> _Place:
         raise ValueError("a SQLite log is a file: write sqlite:///relative.db or sqlite:////absolute.db")
     path = path[3:]
     if path in ("", ":memory:"):
-        raise ValueError(f"{url!r} names no file; write sqlite:///file.db, or memory: for a test")
+        raise ValueError(f"{_shown(url)} names no file; write sqlite:///file.db, or memory: for a test")
     rule = "the options of a SQLite log are ?max_result_bytes=N, ?force=1 and ?busy_timeout=SECONDS"
     return _place(url, path, query, rule, "busy_timeout")
 
@@ -220,8 +222,13 @@ def _place(url: str, path: str, query: str, rule: str, *seconds: str) -> _Place:
     force = options.pop("force", "0")
     others = {name: float(_digits(url, name, options.pop(name))) for name in seconds if name in options}
     if options or force not in ("0", "1"):
-        raise ValueError(f"{url!r}: {rule}")
+        raise ValueError(f"{_shown(url)}: {rule}")
     return _Place(unquote(path), max_result_bytes, force == "1", others)
+
+
+def _shown(url: str) -> str:
+    """An address that is none, for a message; without what may be a password meant for a server."""
+    return "this address" if "@" in url else repr(url.partition("?")[0])
 
 
 def _options(url: str, query: str) -> dict[str, str]:
@@ -230,7 +237,7 @@ def _options(url: str, query: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError:
-        raise ValueError(f"{url!r}: options are written ?name=value&name=value") from None
+        raise ValueError(f"{_shown(url)}: options are written ?name=value&name=value") from None
 
 
 def _number(url: str, options: dict[str, str]) -> int:
@@ -239,5 +246,5 @@ def _number(url: str, options: dict[str, str]) -> int:
 
 def _digits(url: str, name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ValueError(f"{url!r}: {name} is a number of {'bytes' if name.endswith('bytes') else 'seconds'}")
+        raise ValueError(f"{_shown(url)}: {name} is a number of {'bytes' if name.endswith('bytes') else 'seconds'}")
     return int(text)
