@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from agent_saga_core import ActionSemantics, Compensation, saga_scope
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log import lease
 from agent_saga_core.log.nats import NatsLog, init
@@ -21,17 +18,10 @@ from agent_saga_core.log.nats.connection import Away
 from agent_saga_core.log.nats.messages import Lease
 from agent_saga_core.records import Record
 
+from ..servers.faults import Absences, Behind, Leases, LostAnswers
+from ..servers.store import Store, begin, record, wait_for
 from .proxy import Proxy
-from .server import BOUND, Nats, fresh, server_of_its_own, through, wait_for
-
-
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
-
-
-def begin(log: NatsLog, saga: str, *, fresh: bool = False) -> None:
-    log.claim(saga, fresh=fresh)
-    log.flush(log.append(record(saga, 1, "START")))
+from .server import Nats, fresh, server_of_its_own
 
 
 def written(url: str) -> bytes:
@@ -55,23 +45,70 @@ def pen_of(log: NatsLog) -> Any:
     return log._nats_heart.pen(log._nats_heart._current)
 
 
+class NatsBehind(Behind):
+    given_up_once: ClassVar[bool] = True
+
+    def appended(self, url: str) -> bytes:
+        return written(url)
+
+    def taken(self, url: str) -> bytes:
+        return written(url)
+
+    def entered(self, url: str) -> bytes:
+        return entered(url)
+
+    def seize(self, log: NatsLog, other: NatsLog, url: str, final: bool) -> tuple[Record, ...]:
+        pen, index = pen_of(log), other._index
+        other._server.run(lambda: index.put_expired(pen.nonce, pen.revision))
+        begin(other, "t")
+        wait_for(lambda: len(other.read("s")) == 2)
+        found = other.claim("s")
+        if final:  # that needs no fence; somebody else took another saga of this process
+            other._server.run(lambda: other._ownership.fence(pen.nonce, None))
+        return found
+
+    def expire(self, log: NatsLog, url: str) -> None:
+        expire(log)
+
+    def before_the_fence(self, monkeypatch: pytest.MonkeyPatch, other: NatsLog, do: Callable[[], object]) -> None:
+        fence = other._ownership.fence
+
+        async def late(nonce: str, leased: Any) -> bool:
+            await asyncio.to_thread(do)
+            return await fence(nonce, leased)
+
+        monkeypatch.setattr(other._ownership, "fence", late)
+
+    def before_the_claim(self, monkeypatch: pytest.MonkeyPatch, other: NatsLog, do: Callable[[], object]) -> None:
+        stop = other._ownership._stop
+
+        async def after_it(nonce: str) -> None:
+            await asyncio.to_thread(do)
+            await stop(nonce)
+
+        monkeypatch.setattr(other._ownership, "_stop", after_it)
+
+    def stop(self, mortal: Nats, *, kill: bool) -> None:
+        mortal.stop(signal.SIGKILL if kill else signal.SIGTERM)
+
+    def start(self, mortal: Nats) -> None:
+        mortal.start()
+
+
+class TestNatsLostAnswers(NatsBehind, LostAnswers):
+    def test_a_claim_whose_entry_is_lost_owns_the_saga_all_the_same(self, store: Store, proxy: Proxy, url: str) -> None:
+        self.lose_the_answer_to_a_claim(store, proxy, url, entered(url))
+
+
+class TestNatsAbsences(NatsBehind, Absences):
+    pass
+
+
+class TestNatsLeases(NatsBehind, Leases):
+    pass
+
+
 # --- acknowledgements that are lost
-
-
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("records", [1, 3])
-def test_an_append_whose_answer_is_lost_is_stored_once(proxy: Proxy, url: str, records: int, fresh: bool) -> None:
-    log = NatsLog(through(url, proxy.port))
-    log.claim("s", fresh=fresh)
-    for n in range(1, records):
-        log.append(record("s", n, "START" if n == 1 else "INTENT"))
-    proxy.lose_the_answer(written(url))
-    log.flush(log.append(record("s", records, x="last")))
-    assert proxy.lost.is_set()
-    assert [one.n for one in log.read("s")] == list(range(1, records + 1))
-    log.flush(log.append(record("s", records + 1)))  # the saga goes on
-    assert log.verify().intact and log.verify().records == records + 1
-    log.close()
 
 
 def test_the_deduplication_of_the_server_is_not_relied_on(
@@ -101,7 +138,7 @@ def test_the_deduplication_of_the_server_is_not_relied_on(
 
 
 def test_a_batch_whose_answer_is_lost_is_stored_once_and_one_fenced_saga_fails_alone(proxy: Proxy, url: str) -> None:
-    log, other = NatsLog(through(url, proxy.port)), NatsLog(url)
+    log, other = NatsLog(proxy.address(url)), NatsLog(url)
     ids = [f"s{n}" for n in range(20)]
     for saga in ids:
         log.claim(saga, fresh=True)
@@ -144,35 +181,8 @@ def test_sagas_of_a_writer_that_was_fenced_fail_and_those_of_its_successor_are_s
     assert other.verify().intact
 
 
-@pytest.mark.parametrize("marker", [written, entered])
-def test_a_claim_whose_answer_is_lost_owns_the_saga_all_the_same(
-    proxy: Proxy, url: str, marker: Callable[[str], bytes]
-) -> None:
-    first = NatsLog(url)
-    begin(first, "s")
-    first.close()
-    log = NatsLog(through(url, proxy.port))
-    log.claim("warm", fresh=True)
-    proxy.lose_the_answer(marker(url))
-    found = log.claim("s")
-    assert proxy.lost.is_set()
-    assert [one.n for one in found] == [1, 2] and found[-1].type == "CLAIM"
-    log.flush(log.append(record("s", 3, epoch=2)))
-    assert log.verify().intact
-    log.close()
-
-
-def test_an_absent_id_whose_claim_is_lost_is_owned(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
-    log.claim("warm", fresh=True)
-    proxy.lose_the_answer(entered(url))
-    assert log.claim("s") == () and proxy.lost.is_set()
-    log.flush(log.append(record("s", 1, "START")))
-    log.close()
-
-
 def test_many_new_ids_whose_common_entry_is_lost_are_entered_once(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
+    log = NatsLog(proxy.address(url))
     ids = [f"s{n}" for n in range(40)]
     for saga in ids:
         log.claim(saga, fresh=True)
@@ -182,55 +192,6 @@ def test_many_new_ids_whose_common_entry_is_lost_are_entered_once(proxy: Proxy, 
     assert proxy.lost.is_set()
     assert list(log.saga_ids()) == ids and log.verify().records == 40
     log.close()
-
-
-@pytest.mark.parametrize("final", [False, True])
-def test_what_was_stored_and_then_taken_over_is_no_reason_to_act(proxy: Proxy, url: str, final: bool) -> None:
-    log, other = NatsLog(through(url, proxy.port)), NatsLog(url)
-    begin(log, "s")
-    ticket = log.append(record("s", 2, "COMMITTED" if final else "INTENT"))
-    pen = pen_of(log)
-    proxy.lose_the_answer(written(url), and_stay_away=True)
-    with ThreadPoolExecutor(1) as pool:
-        flushed = pool.submit(log.flush, ticket)
-        assert proxy.lost.wait(BOUND)
-        index = other._index
-        other._server.run(lambda: index.put_expired(pen.nonce, pen.revision))
-        begin(other, "t")
-        wait_for(lambda: len(other.read("s")) == 2)
-        found = other.claim("s")
-        if final:  # that needs no fence; somebody else took another saga of this process
-            other._server.run(lambda: other._ownership.fence(pen.nonce, None))
-        proxy.come_back()
-        if final:
-            flushed.result(BOUND)  # it is so, whoever looks at it now
-        else:
-            with pytest.raises(Fenced):
-                flushed.result(BOUND)
-    assert [str(one.type) for one in found] == (["START", "COMMITTED"] if final else ["START", "INTENT", "CLAIM"])
-    assert other.read("s") == found
-    log.close()
-    other.close()
-
-
-def test_no_step_of_a_real_saga_is_done_twice_when_every_third_answer_is_lost(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
-    done: list[int] = []
-    for at in range(6):
-        with saga_scope(f"s{at}", log=log) as saga:
-            for n in range(3):
-                proxy.lose_the_answer(written(url))
-                saga.execute(
-                    f"step{n}", lambda n=n: done.append(n), semantics=ActionSemantics.COMPENSABLE, compensate=_nothing
-                )
-    assert done == [0, 1, 2] * 6
-    assert log.verify().intact and log.unfinished().saga_ids == ()
-    assert all(str(log.read(f"s{at}")[-1].type) == "COMMITTED" for at in range(6))
-    log.close()
-
-
-def _nothing(result: object) -> Any:
-    return Compensation(fn=lambda: None)
 
 
 def test_a_message_that_was_sent_and_given_up_cannot_come_in_behind_a_release(
@@ -260,163 +221,7 @@ def test_a_message_that_was_sent_and_given_up_cannot_come_in_behind_a_release(
     assert other.verify().intact
 
 
-# --- servers that go, and come back
-
-
-def test_a_server_that_comes_back_in_time_is_waited_for(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
-    begin(log, "s")
-    proxy.go_away()
-    with ThreadPoolExecutor(1) as pool:
-        flushed = pool.submit(log.flush, log.append(record("s", 2)))
-        threading.Timer(0.2, proxy.come_back).start()
-        flushed.result(BOUND)
-    log.flush(log.append(record("s", 3)))
-    assert [one.n for one in log.read("s")] == [1, 2, 3]
-    log.close()
-
-
-def test_a_server_that_stays_away_is_a_clear_error_and_the_saga_is_free_when_it_is_back(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port) + "&timeout=0.2")
-    begin(log, "s")
-    proxy.go_away()
-    ticket = log.append(record("s", 2))
-    with pytest.raises(LogUnavailable, match="cannot be used") as caught:
-        log.flush(ticket)
-    assert "\n" not in str(caught.value) and log.poisoned is not None
-    with pytest.raises(LogUnavailable):
-        log.append(record("s", 3))
-    with pytest.raises(LogUnavailable):
-        log.unfinished()
-    log.release("s")  # told to the server when it is back
-    proxy.come_back()
-    other = NatsLog(url)
-    wait_for(lambda: not other.is_live("s"))
-    assert [one.n for one in other.claim("s")] == [1, 2]
-    other.close()
-    log.close()
-
-
-def test_a_saga_given_up_while_the_server_was_away_can_be_claimed_here_again(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
-    begin(log, "s")
-    proxy.go_away()
-    log.release("s")
-    proxy.come_back()
-    assert log.claim("s")[-1].n == 2
-    log.flush(log.append(record("s", 3, epoch=2)))
-    wait_for(lambda: log.is_live("s"))
-    assert not log._heart._chores
-    other = NatsLog(url)
-    with pytest.raises(SagaBusy):
-        other.claim("s")
-    other.close()
-    log.close()
-
-
-def test_what_was_to_be_given_up_later_is_not_taken_from_who_claimed_it_since(proxy: Proxy, url: str) -> None:
-    log = NatsLog(through(url, proxy.port))
-    log.claim("s")  # nothing is begun, so the next claim has the same epoch
-    heart = log._heart
-    heart.stop()
-    heart._thread.join(BOUND)
-    proxy.go_away()
-    log.release("s")
-    chores = dict(heart._chores)
-    assert chores
-    proxy.come_back()
-    assert log.claim("s") == ()
-    heart._chores.update(chores)  # it was being done in that moment
-    assert heart._beat()
-    log.flush(log.append(record("s", 1, "START")))
-    log.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_is_restarted_in_mid_work_loses_and_repeats_nothing(
-    mortal: Nats, mortal_url: str, number: int
-) -> None:
-    log = NatsLog(mortal_url)
-    ids = [f"s{n}" for n in range(8)]
-    under_way = threading.Semaphore(0)
-    restarted = threading.Event()
-
-    def work(saga: str) -> int:
-        log.claim(saga, fresh=True)
-        n = 0
-        while n < 20 or not restarted.is_set():
-            n += 1
-            log.flush(log.append(record(saga, n, "START" if n == 1 else "INTENT", x=n)))
-            under_way.release()
-        log.flush(log.append(record(saga, n + 1, "COMMITTED")))
-        log.release(saga)
-        return n + 1
-
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(work, saga) for saga in ids]
-        for _ in range(40):
-            assert under_way.acquire(timeout=BOUND)
-        try:
-            mortal.stop(number)
-            mortal.start()
-        finally:
-            restarted.set()
-        counts = [future.result(BOUND) for future in futures]
-    for saga, most in zip(ids, counts, strict=True):
-        assert [one.n for one in log.read(saga)] == list(range(1, most + 1))
-    assert log.verify().intact and log.unfinished().saga_ids == ()
-    log.close()
-
-
-def test_a_log_opened_while_the_server_is_down_says_so_and_works_when_it_is_up(mortal: Nats, mortal_url: str) -> None:
-    mortal.stop()
-    try:
-        with pytest.raises(LogUnavailable) as caught:
-            NatsLog(mortal_url)
-        assert "\n" not in str(caught.value)
-    finally:
-        mortal.start()
-    log = NatsLog(mortal_url)
-    begin(log, "s")
-    log.close()
-
-
 # --- leases
-
-
-def test_no_effect_starts_after_the_lease_ran_out_and_somebody_took_over(opened: Callable[..., NatsLog]) -> None:
-    log, other = opened(), opened()
-    begin(log, "s")
-    begin(log, "t")
-    expire(log)
-    other.claim("s")
-    log._heart._current.until = 0.0  # the guard has tripped; the thread has not asked yet
-    for saga in ("t", "s"):
-        with pytest.raises(Fenced):
-            log.flush(log.append(record(saga, 2)))
-    assert [str(one.type) for one in other.read("s")] == ["START", "CLAIM"]
-    for saga in ("s", "t"):
-        with pytest.raises(Fenced):
-            log.release(saga)
-    assert [one.n for one in log.claim("t")] == [1, 2]  # as another writer
-    with pytest.raises(SagaBusy):
-        log.claim("s")
-
-
-def test_a_tripped_guard_is_asked_about_and_goes_on_if_nobody_took_over(opened: Callable[..., NatsLog]) -> None:
-    log = opened()
-    begin(log, "s")
-    writer = log._heart._current
-    writer.until = 0.0
-    log.flush(log.append(record("s", 2)))
-    assert writer.good()
-    writer.until = 0.0
-
-    async def awaits() -> None:
-        await log.aflush(log.append(record("s", 3)))
-
-    asyncio.run(awaits())
-    assert writer.good()
 
 
 def test_a_renewal_after_the_lease_was_fenced_is_refused_although_the_writer_can_still_write(
@@ -438,17 +243,6 @@ def test_a_renewal_after_the_lease_was_fenced_is_refused_although_the_writer_can
     with pytest.raises(Fenced):
         log.flush(log.append(record("s", 3)))
     assert other.verify().records == 3
-
-
-def test_a_lease_that_runs_is_respected_and_one_that_ran_out_is_not(opened: Callable[..., NatsLog]) -> None:
-    log, other = opened(lease=0.5), opened()
-    begin(log, "s")
-    for _ in range(3):
-        with pytest.raises(SagaBusy):
-            other.claim("s")
-    log._heart.stop()  # as if the process hung
-    wait_for(lambda: not other.is_live("s"))
-    assert other.claim("s")[-1].type == "CLAIM"
 
 
 def test_a_lease_is_not_judged_by_any_wall_clock(
@@ -482,46 +276,6 @@ def test_a_process_that_watched_a_lease_run_out_says_so_to_those_who_come_later(
     assert not late.is_live("s") and late.claim("s")[-1].type == "CLAIM"  # at once
 
 
-def test_a_lease_that_is_renewed_in_the_moment_of_the_claim_holds(
-    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, other = opened(), opened()
-    begin(log, "s")
-    expire(log)
-    fence = other._ownership.fence
-
-    async def late(nonce: str, leased: Any) -> bool:
-        assert await asyncio.wrap_future(log._server.start(lambda: log._nats_heart._renew(pen_of(log))))
-        return await fence(nonce, leased)
-
-    monkeypatch.setattr(other._ownership, "fence", late)
-    with pytest.raises(SagaBusy):
-        other.claim("s")
-    log.flush(log.append(record("s", 2)))
-    assert [str(one.type) for one in other.read("s")] == ["START", "INTENT"]
-
-
-def test_a_record_that_comes_in_the_moment_of_the_claim_is_before_it(
-    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, other = opened(), opened()
-    begin(log, "s")
-    expire(log)
-    stop = other._ownership._stop
-    late = [log.append(record("s", 2))]
-
-    async def after_it(nonce: str) -> None:
-        while late:
-            await asyncio.to_thread(log._flush, late.pop())
-        await stop(nonce)
-
-    monkeypatch.setattr(other._ownership, "_stop", after_it)
-    assert [str(one.type) for one in other.claim("s")] == ["START", "INTENT", "CLAIM"]
-    with pytest.raises(Fenced):
-        log.flush(log.append(record("s", 3)))
-    assert other.verify().records == 3
-
-
 def test_the_owner_counts_its_lease_shorter_than_everybody_else_does(opened: Callable[..., NatsLog]) -> None:
     log, other = opened(lease=20), opened()
     begin(log, "s")
@@ -536,33 +290,6 @@ def test_the_owner_counts_its_lease_shorter_than_everybody_else_does(opened: Cal
         assert look.since + 20.0 > writer.until + 1.0
 
 
-def test_the_lease_is_renewed_beside_an_event_loop_that_is_blocked(opened: Callable[..., NatsLog]) -> None:
-    log, other = opened(lease=0.5), opened()
-    begin(log, "s")
-    writer = log._heart._current
-
-    async def block() -> None:
-        until = [writer.until]
-        wait_for(lambda: len(until) > 4 or (writer.until != until[-1] and until.append(writer.until)))
-
-    asyncio.run(block())
-    assert other.is_live("s") and writer.good()
-
-
-def test_a_process_that_was_fenced_claims_as_a_new_writer(opened: Callable[..., NatsLog]) -> None:
-    log, other = opened(), opened()
-    begin(log, "s")
-    begin(log, "t")
-    log.release("s")
-    expire(log)
-    other.claim("t")
-    before = log._heart._current
-    assert log.claim("s")[-1].type == "CLAIM" and log._heart._current is not before
-    n = len(log.read("s"))
-    log.flush(log.append(record("s", n + 1, epoch=n)))
-    assert log.verify().intact
-
-
 def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(opened: Callable[..., NatsLog]) -> None:
     log, other = opened(), opened()
     assert log.claim("s") == ()
@@ -572,17 +299,6 @@ def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(opened: C
         log.flush(log.append(record("s", 1, "START", x="late")))
     other.flush(other.append(record("s", 1, "START", x="new")))
     assert [one.data for one in log.read("s")] == [{"x": "new"}]
-
-
-def test_a_fenced_process_cannot_begin_a_saga_either(opened: Callable[..., NatsLog]) -> None:
-    log, other = opened(), opened()
-    begin(log, "t")
-    log.claim("s", fresh=True)
-    expire(log)
-    other.claim("t")
-    with pytest.raises(Fenced):
-        log.flush(log.append(record("s", 1, "START")))
-    assert log.saga_ids() == ("t",) and other.claim("s") == ()
 
 
 # --- every moment between the steps of a claim
