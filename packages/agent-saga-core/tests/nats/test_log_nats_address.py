@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import subprocess
-import threading
-import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from agent_saga_core.cli.app import app
-from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log import open_log
+from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.nats import NatsLog, init, lease, migrate, schema
 from agent_saga_core.log.nats.address import address_of
 from agent_saga_core.log.nats.connection import Server
 from agent_saga_core.log.nats.messages import meta_of, saga_of, token_of
-from agent_saga_core.log.open import init_log
 from agent_saga_core.log.sql import Version
-from agent_saga_core.records import Record
 
+from ..servers.addresses import SECRET, Addresses, begin, cli, refused
+from ..servers.store import record, wait_for
 from .proxy import Proxy
-from .server import Nats, fresh, server_of_its_own, through, wait_for
-
-SECRET = "s3cr3t-of-Scott"
-
-
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
-
-
-def begin(log: NatsLog, saga: str, *kinds: str) -> None:
-    log.claim(saga)
-    for n, kind in enumerate(("START", *kinds), 1):
-        log.flush(log.append(record(saga, n, kind)))
-
-
-def cli(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, arguments)
-    return result.exit_code, result.stdout, result.stderr
-
-
-def refused(use: Callable[[], object], kind: type[Exception] = LogUnavailable) -> str:
-    """The one clear line that it is refused with; no password is in it, nor in what is printed with it."""
-    with pytest.raises(kind) as caught:
-        use()
-    said = str(caught.value)
-    assert said and "\n" not in said and len(said) < 600
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return said
-
+from .server import Nats, fresh, server_of_its_own, through
 
 # --- addresses
 
@@ -82,31 +49,6 @@ def test_an_address_is_shown_without_its_credentials_and_means_the_same(url: str
     assert again == address._replace(**secret)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"nats:scott:{SECRET}@h/d",
-        f"nats://scott:{SECRET}/x@h/d",
-        f"nats://scott:%{SECRET}@h/d",
-        f"nats://scott:{SECRET}@h:port/d",
-        f"nats://scott:{SECRET}@h/d?nonsense=1",
-        f"nats://scott:{SECRET}@h/d.e",
-        f"nats://scott:{SECRET}@h/d?lease=0",
-        f"nats://scott:{SECRET}@h/d?lease=soon",
-        f"nats://scott:{SECRET}@h/d?timeout=nan",
-        f"nats://scott:{SECRET}@h/d?replicas=2",
-        f"nats://scott:{SECRET}@h/d?require_sync=yes",
-        f"nats://scott:{SECRET}@h/d?monitor=//x",
-        f"nats://scott:{SECRET}@h/d?max_result_bytes=lots",
-        f"nats://scott:{SECRET}@h,,g/d",
-    ],
-)
-def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
-    refused(lambda: open_log(url), ValueError)
-    code, out, complaint = cli("log", "init", url)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
 def test_the_environment_supplies_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_USER", "scott")
     monkeypatch.setenv("NATS_PASSWORD", SECRET)
@@ -121,15 +63,6 @@ def test_the_environment_supplies_credentials(monkeypatch: pytest.MonkeyPatch) -
     assert (found.token, found.creds, found.secrets) == (SECRET, "/etc/creds", (SECRET,))
 
 
-def test_options_of_the_address_reach_the_log(url: str) -> None:
-    log = open_log(f"{url}&max_result_bytes=77&lease=12.5")
-    assert log.max_result_bytes == 77 and "lease=12.5" in log.url
-    again = open_log(log.url)
-    assert again.max_result_bytes == 77
-    again.close()
-    log.close()
-
-
 @pytest.mark.parametrize("saga", ["a", "A-b_c", "a.b", "*", ">", "ü ☃", "=", "==", " ", "\x7f", "a=2E", "x" * 512])
 def test_an_id_is_one_token_of_a_subject_and_comes_back(saga: str) -> None:
     token = token_of(saga)
@@ -141,34 +74,7 @@ def test_a_token_that_no_id_has_is_none(token: str) -> None:
     assert saga_of(token) is None
 
 
-def test_an_id_that_no_log_holds_is_refused(opened: Callable[..., NatsLog]) -> None:
-    log = opened()
-    for saga in ("a\0b", "\ud800"):
-        for use in (log.claim, log.read, log.is_live):
-            with pytest.raises(ValueError, match="saga id"):
-                use(saga)
-
-
 # --- what cannot be opened
-
-
-def test_a_host_that_cannot_be_reached_is_one_line(proxy: Proxy, url: str) -> None:
-    address = through(url, proxy.port).replace("nats://", f"nats://scott:{SECRET}@")
-    proxy.close()
-    for use in (NatsLog, init, migrate):
-        assert "cannot be used" in refused(lambda use=use: use(address))
-    code, out, complaint = cli("list", "--log", address)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
-def test_a_log_that_was_not_initialised_is_one_line_and_is_not_made_in_passing(uri: str) -> None:
-    url = fresh(uri)
-    said = refused(lambda: open_log(url))
-    assert "was not initialised" in said and "agent-saga log init" in said
-    refused(lambda: migrate(url))
-    code, out, complaint = cli("list", "--log", url)
-    assert code == 2 and out == "" and "was not initialised" in complaint
-    refused(lambda: open_log(url))
 
 
 @pytest.fixture(scope="module")
@@ -399,13 +305,6 @@ def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str, meta: bytes) ->
     refused(lambda: NatsLog(url), LogCorrupted)
 
 
-def test_many_make_one_log(uri: str) -> None:
-    url = fresh(uri)
-    with ThreadPoolExecutor(6) as pool:
-        done = list(pool.map(init, [url] * 6))
-    assert sorted(one.made for one in done) == [False] * 5 + [True]
-
-
 def test_a_stream_of_somebody_else_is_left_alone(uri: str) -> None:
     url = fresh(uri)
     name = address_of(url).name
@@ -415,28 +314,6 @@ def test_a_stream_of_somebody_else_is_left_alone(uri: str) -> None:
 
     behind(url, do)
     assert "something else" in refused(lambda: init(url))
-
-
-def test_the_verbs_of_the_command_line(uri: str) -> None:
-    url = fresh(uri)
-    shown = address_of(url).url
-    assert cli("log", "init", url)[:2] == (0, f"made {shown} (version 1.0)\n")
-    assert cli("log", "init", url)[1] == f"{shown} is a log already (version 1.0)\n"
-    assert cli("log", "migrate", url)[1] == f"{shown} is at version 1.0: nothing to migrate\n"
-    assert init_log(url).made is False
-    log = open_log(url)
-    for name, last in (("old", "COMMITTED"), ("open", "INTENT")):
-        log.claim(name)
-        log.append(record(name, 1, "START"))
-        log.append(record(name, 2, last))
-        log.release(name)
-    log.close()
-    assert cli("verify", "--log", url)[:2] == (0, "intact: 4 records\n")
-    code, done, _ = cli("compact", "--log", url, "--json")
-    assert code == 0 and json.loads(done)["sagas"] == 1
-    again = open_log(url, create=False)
-    assert again.unfinished().saga_ids == again.saga_ids() == ("open",)
-    again.close()
 
 
 # --- damage
@@ -489,27 +366,59 @@ SPOILS: dict[str, Callable[[Server], Any]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILS.values(), ids=SPOILS)
-def test_damage_names_its_saga_and_stops_no_other(url: str, spoil: Callable[[Server], Any]) -> None:
-    log = NatsLog(url)
-    for saga in ("good", "bad", "done"):
-        begin(log, saga, "INTENT", "COMMITTED" if saga == "done" else "DONE")
-        log.release(saga)
-    log.close()
-    behind(url, spoil)
-    log = NatsLog(url)
-    for use in (log.read, log.claim, log.lines):
-        with pytest.raises(LogCorrupted, match="'bad'") as caught:
-            use("bad")
-        assert caught.value.saga_id == "bad"
-    assert not log.owned("bad")
-    found = log.verify()
-    assert not found.intact and found.damage and any("bad" in (one.saga_ids or ()) for one in found.damage)
-    assert len(log.claim("good")) == 4 and len(log.read("done")) == 3
-    assert log.compact(keep_days=0).sagas == 1
-    with pytest.raises(LogCorrupted):
-        log.read("bad")  # compaction left it to be found
-    log.close()
+NO_ADDRESSES = [
+    f"nats:scott:{SECRET}@h/d",
+    f"nats://scott:{SECRET}/x@h/d",
+    f"nats://scott:%{SECRET}@h/d",
+    f"nats://scott:{SECRET}@h:port/d",
+    f"nats://scott:{SECRET}@h/d?nonsense=1",
+    f"nats://scott:{SECRET}@h/d.e",
+    f"nats://scott:{SECRET}@h/d?lease=0",
+    f"nats://scott:{SECRET}@h/d?lease=soon",
+    f"nats://scott:{SECRET}@h/d?timeout=nan",
+    f"nats://scott:{SECRET}@h/d?replicas=2",
+    f"nats://scott:{SECRET}@h/d?require_sync=yes",
+    f"nats://scott:{SECRET}@h/d?monitor=//x",
+    f"nats://scott:{SECRET}@h/d?max_result_bytes=lots",
+    f"nats://scott:{SECRET}@h,,g/d",
+]
+
+
+class TestNatsAddresses(Addresses):
+    no_addresses: ClassVar[list[str]] = NO_ADDRESSES
+    spoils: ClassVar[dict[str, Callable[[str], object]]] = {
+        name: partial(behind, do=spoil) for name, spoil in SPOILS.items()
+    }
+    damage_has_an_owner: ClassVar[bool] = False
+    compactions: ClassVar[int] = 5
+
+    def as_scott(self, url: str) -> str:
+        return url.replace("nats://", f"nats://scott:{SECRET}@")
+
+    def shown(self, url: str) -> str:
+        return address_of(url).url
+
+    def check_nothing(self, url: str) -> None:
+        name = address_of(url).name
+        streams = behind(url, lambda server: server.api("STREAM.NAMES"))["streams"] or ()
+        assert not [one for one in streams if one.startswith(name)]
+
+    def check_nobodys(self, log: NatsLog) -> None:
+        assert not log.owned("bad")
+        with suppress(LogCorrupted):  # of an entry that cannot be read, nobody can say
+            assert not log.is_live("bad")
+
+    def check_unfinished(self, saga_ids: tuple[str, ...]) -> None:
+        """An entry may say that its saga has ended, or whose it is may be all that is damaged."""
+
+    def check_what_the_dead_left(self, log: NatsLog, other: NatsLog, url: str) -> None:
+        log._heart.stop()
+        for pen in log._nats_heart.pens.values():  # several, if several threads were the first
+            other._server.run(lambda pen=pen: other._index.put_expired(pen.nonce, pen.revision))
+        other.compact(keep_days=0)
+        leases = other._server.run(other._index.leases)
+        assert [one.nonce for one in leases] == [other._nats_heart.pen(other._nats_heart._current).nonce]
+        assert "never begun" not in other._server.run(other._index.all)[0]
 
 
 def test_an_entry_that_is_missing_is_found_and_its_saga_named(url: str) -> None:
@@ -533,53 +442,6 @@ def messages_in(log: NatsLog) -> int:
         return (await log._server.api(f"STREAM.INFO.{log._server.stream}"))["state"]["messages"]
 
     return log._server.run(count)
-
-
-def test_compaction_beside_writers_and_what_dead_processes_left(url: str) -> None:
-    log, other = NatsLog(url), NatsLog(url)
-    stop = threading.Event()
-    begun = threading.Semaphore(0)
-
-    def work(at: int) -> int:
-        n = 0
-        while not stop.is_set():
-            n += 1
-            saga = f"{at}-{n}"
-            log.claim(saga, fresh=n % 2 == 0)
-            log.append(record(saga, 1, "START"))
-            log.flush(log.append(record(saga, 2, "COMMITTED" if n % 3 else "INTENT")))
-            log.release(saga)
-            begun.release()
-        return n
-
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(work, at) for at in range(3)]
-        forgotten = 0
-        try:
-            for _ in range(5):
-                for _ in range(12):
-                    assert begun.acquire(timeout=60)
-                forgotten += other.compact(keep_days=0).sagas
-        finally:
-            stop.set()
-        counts = [future.result(60) for future in futures]
-    forgotten += other.compact(keep_days=0).sagas
-    assert forgotten == sum(n - n // 3 for n in counts)
-    assert sorted(other.unfinished().saga_ids) == sorted(
-        f"{at}-{n}" for at, most in enumerate(counts) for n in range(3, most + 1, 3)
-    )
-    assert other.verify().intact
-    log.claim("never begun")
-    log._heart.stop()
-    for pen in log._nats_heart.pens.values():  # several, if several threads were the first
-        other._server.run(lambda pen=pen: other._index.put_expired(pen.nonce, pen.revision))
-    other.compact(keep_days=0)
-    leases = other._server.run(other._index.leases)
-    assert [one.nonce for one in leases] == [other._nats_heart.pen(other._nats_heart._current).nonce]
-    assert "never begun" not in other._server.run(other._index.all)[0]
-    assert sorted(other.unfinished().saga_ids) == sorted(other.saga_ids())
-    other.close()
-    log.close()
 
 
 def test_a_log_of_which_everything_is_forgotten_is_nearly_empty(url: str) -> None:

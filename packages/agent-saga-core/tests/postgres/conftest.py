@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_saga_core.log.postgres import PostgresLog, init
+from agent_saga_core.log.postgres import PostgresLog, init, migrate
 
 from ..servers.store import Store, opened, proxy, uri, url
 from .proxy import Proxy
@@ -18,7 +18,7 @@ __all__ = ["opened", "proxy", "uri", "url"]
 
 @pytest.fixture(scope="session")
 def store() -> Store:
-    return Store("postgres", PostgresLog, init, fresh_schema, any_server, Proxy)
+    return Store("postgres", PostgresLog, init, migrate, fresh_schema, any_server, Proxy)
 
 
 @pytest.fixture(scope="session")

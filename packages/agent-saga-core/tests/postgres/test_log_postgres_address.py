@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from typer.testing import CliRunner
 
-from agent_saga_core.cli.app import app
-from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log import open_log
-from agent_saga_core.log.open import init_log
+from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.postgres import PostgresLog, init, migrate, schema
 from agent_saga_core.log.postgres.address import address_of
 from agent_saga_core.log.sql import Version
-from agent_saga_core.records import Record
 
+from ..servers.addresses import SECRET, Addresses, begin, refused
+from ..servers.store import record
 from .proxy import Proxy
 from .server import fresh_schema, sql
-
-SECRET = "s3cr3t-of-Scott"
-
-
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
-
-
-def begin(log: PostgresLog, saga: str, *kinds: str) -> None:
-    log.claim(saga)
-    for n, kind in enumerate(("START", *kinds), 1):
-        log.flush(log.append(record(saga, n, kind)))
-
-
-def cli(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, arguments)
-    return result.exit_code, result.stdout, result.stderr
-
-
-def refused(use: Callable[[], object], kind: type[Exception] = LogUnavailable) -> str:
-    """The one clear line that it is refused with; no password is in it, nor in what is printed with it."""
-    with pytest.raises(kind) as caught:
-        use()
-    said = str(caught.value)
-    assert said and "\n" not in said and len(said) < 600
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return said
 
 
 def as_user(url: str, user: str, password: str = "") -> str:
@@ -84,29 +51,6 @@ def test_an_address_is_shown_without_its_credentials_and_means_the_same(url: str
     assert (again.url, again.lease, again.schema) == (address.url, address.lease, address.schema)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"postgresql:scott:{SECRET}@h/d",
-        f"postgresql://scott:{SECRET}/x@h/d",
-        f"postgresql://scott:%{SECRET}@h/d",
-        f"postgresql://scott:{SECRET}@h:port/d",
-        f"postgresql://scott:{SECRET}@h/d?nonsense=1",
-        f"postgresql://scott:{SECRET}@h/d?schema=No-Name",
-        f"postgresql://scott:{SECRET}@h/d?lease=0",
-        f"postgresql://scott:{SECRET}@h/d?lease=soon",
-        f"postgresql://scott:{SECRET}@h/d?timeout=-1",
-        f"postgresql://scott:{SECRET}@h/d?timeout=nan",
-        f"postgresql://scott:{SECRET}@h/d?force=yes",
-        f"postgresql://scott:{SECRET}@h/d?max_result_bytes=lots",
-    ],
-)
-def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
-    refused(lambda: open_log(url), ValueError)
-    code, out, complaint = cli("log", "init", url)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
 def test_the_environment_supplies_what_the_address_leaves_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     address = address_of(url)
     monkeypatch.setenv("PGHOST", address.parameters["host"])
@@ -123,43 +67,7 @@ def test_the_environment_supplies_what_the_address_leaves_out(url: str, monkeypa
     log.close()
 
 
-def test_options_of_the_address_reach_the_log(url: str) -> None:
-    log = open_log(f"{url}&max_result_bytes=77&lease=12.5")
-    assert log.max_result_bytes == 77 and "lease=12.5" in log.url
-    again = open_log(log.url)
-    assert again.max_result_bytes == 77
-    again.close()
-    log.close()
-
-
-def test_an_id_that_no_database_holds_is_refused(opened: Callable[..., PostgresLog]) -> None:
-    log = opened()
-    for saga in ("a\0b", "\ud800"):
-        for use in (log.claim, log.read, log.is_live):
-            with pytest.raises(ValueError, match="saga id"):
-                use(saga)
-
-
 # --- what cannot be opened
-
-
-def test_a_host_that_cannot_be_reached_is_one_line(proxy: Proxy, url: str) -> None:
-    address = proxy.address(url).replace("postgresql://postgres@", f"postgresql://postgres:{SECRET}@")
-    proxy.close()
-    for use in (PostgresLog, init, migrate):
-        assert "cannot be used" in refused(lambda use=use: use(address))
-    code, out, complaint = cli("list", "--log", address)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
-def test_a_log_that_was_not_initialised_is_one_line_and_is_not_made_in_passing(uri: str) -> None:
-    url = fresh_schema(uri)
-    said = refused(lambda: open_log(url))
-    assert "was not initialised" in said and "agent-saga log init" in said
-    refused(lambda: migrate(url))
-    code, out, complaint = cli("list", "--log", url)
-    assert code == 2 and out == "" and "was not initialised" in complaint
-    assert sql(url, "SELECT to_regnamespace('{s}')") == [(None,)]
 
 
 @pytest.fixture
@@ -280,38 +188,9 @@ def test_an_older_version_is_migrated_as_a_whole_or_not_at_all(url: str, monkeyp
     PostgresLog(url).close()
 
 
-def test_many_make_one_log(uri: str) -> None:
-    url = fresh_schema(uri)
-    with ThreadPoolExecutor(6) as pool:
-        done = list(pool.map(init, [url] * 6))
-    assert sorted(one.made for one in done) == [False] * 5 + [True]
-
-
 def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str) -> None:
     sql(url, "DELETE FROM {s}.meta")
     refused(lambda: PostgresLog(url), LogCorrupted)
-
-
-def test_the_verbs_of_the_command_line(uri: str) -> None:
-    url = fresh_schema(uri)
-    shown = address_of(url).url
-    assert cli("log", "init", url) == (0, f"made {shown} (version 1.0)\n", "")
-    assert cli("log", "init", url)[1] == f"{shown} is a log already (version 1.0)\n"
-    assert cli("log", "migrate", url)[1] == f"{shown} is at version 1.0: nothing to migrate\n"
-    assert init_log(url).made is False
-    log = open_log(url)
-    for name, last in (("old", "COMMITTED"), ("open", "INTENT")):
-        log.claim(name)
-        log.append(record(name, 1, "START"))
-        log.append(record(name, 2, last))
-        log.release(name)
-    log.close()
-    assert cli("verify", "--log", url)[:2] == (0, "intact: 4 records\n")
-    code, done, _ = cli("compact", "--log", url, "--json")
-    assert code == 0 and json.loads(done)["sagas"] == 1
-    again = open_log(url, create=False)
-    assert again.unfinished().saga_ids == again.saga_ids() == ("open",)
-    again.close()
 
 
 # --- damage
@@ -327,46 +206,63 @@ def spoil_a_byte(url: str, saga: str, n: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda url: spoil_a_byte(url, "bad", 1),
-        lambda url: spoil_a_byte(url, "bad", 2),
-        lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 2"),
-        lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 3"),
-        lambda url: sql(url, "UPDATE {s}.saga SET next = next + 1 WHERE id = 'bad'"),
-        lambda url: sql(url, "UPDATE {s}.saga SET ended = 1 WHERE id = 'bad'"),
-        lambda url: sql(
-            url, "UPDATE {s}.record SET n = n + 10 FROM {s}.saga WHERE seq = saga AND id = 'bad' AND n = 3"
-        ),
-        lambda url: sql(
-            url,
-            "UPDATE {s}.record r SET body = o.body FROM {s}.record o, {s}.saga s, {s}.saga g WHERE r.saga = s.seq AND"
-            " o.saga = g.seq AND s.id = 'bad' AND g.id = 'good' AND r.n = 2 AND o.n = 2",
-        ),
-    ],
-    ids=["first", "byte", "middle", "last", "next", "ended", "moved", "copied"],
-)
-def test_damage_names_its_saga_and_stops_no_other(url: str, spoil: Callable[[str], object]) -> None:
-    log = PostgresLog(url)
-    for saga in ("good", "bad", "done"):
-        begin(log, saga, "INTENT", "COMMITTED" if saga == "done" else "DONE")
-        log.release(saga)
-    log.close()
-    spoil(url)
-    log = PostgresLog(url)
-    for use in (log.read, log.claim):
-        with pytest.raises(LogCorrupted, match="'bad'") as caught:
-            use("bad")
-        assert caught.value.saga_id == "bad"
-    assert not log.owned("bad") and not log.is_live("bad")
-    found = log.verify()
-    assert not found.intact and found.damage and all("bad" in (one.saga_ids or ()) for one in found.damage)
-    assert len(log.claim("good")) == 4 and len(log.read("done")) == 3
-    assert log.compact(keep_days=0).sagas == 1
-    with pytest.raises(LogCorrupted):
-        log.read("bad")  # compaction left it to be found
-    log.close()
+NO_ADDRESSES = [
+    f"postgresql:scott:{SECRET}@h/d",
+    f"postgresql://scott:{SECRET}/x@h/d",
+    f"postgresql://scott:%{SECRET}@h/d",
+    f"postgresql://scott:{SECRET}@h:port/d",
+    f"postgresql://scott:{SECRET}@h/d?nonsense=1",
+    f"postgresql://scott:{SECRET}@h/d?schema=No-Name",
+    f"postgresql://scott:{SECRET}@h/d?lease=0",
+    f"postgresql://scott:{SECRET}@h/d?lease=soon",
+    f"postgresql://scott:{SECRET}@h/d?timeout=-1",
+    f"postgresql://scott:{SECRET}@h/d?timeout=nan",
+    f"postgresql://scott:{SECRET}@h/d?force=yes",
+    f"postgresql://scott:{SECRET}@h/d?max_result_bytes=lots",
+]
+
+
+SPOILS: dict[str, Callable[[str], object]] = {
+    "first": lambda url: spoil_a_byte(url, "bad", 1),
+    "byte": lambda url: spoil_a_byte(url, "bad", 2),
+    "middle": lambda url: sql(
+        url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 2"
+    ),
+    "last": lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 3"),
+    "next": lambda url: sql(url, "UPDATE {s}.saga SET next = next + 1 WHERE id = 'bad'"),
+    "ended": lambda url: sql(url, "UPDATE {s}.saga SET ended = 1 WHERE id = 'bad'"),
+    "moved": lambda url: sql(
+        url, "UPDATE {s}.record SET n = n + 10 FROM {s}.saga WHERE seq = saga AND id = 'bad' AND n = 3"
+    ),
+    "copied": lambda url: sql(
+        url,
+        "UPDATE {s}.record r SET body = o.body FROM {s}.record o, {s}.saga s, {s}.saga g WHERE r.saga = s.seq AND"
+        " o.saga = g.seq AND s.id = 'bad' AND g.id = 'good' AND r.n = 2 AND o.n = 2",
+    ),
+}
+
+
+class TestPostgresAddresses(Addresses):
+    no_addresses: ClassVar[list[str]] = NO_ADDRESSES
+    spoils: ClassVar[dict[str, Callable[[str], object]]] = SPOILS
+
+    def as_scott(self, url: str) -> str:
+        return url.replace("postgresql://postgres@", f"postgresql://scott:{SECRET}@")
+
+    def shown(self, url: str) -> str:
+        return address_of(url).url
+
+    def check_nothing(self, url: str) -> None:
+        assert sql(url, "SELECT to_regnamespace('{s}')") == [(None,)]
+
+    def check_unfinished(self, saga_ids: tuple[str, ...]) -> None:
+        """A saga of which the row says that it has ended is found by what looks at records."""
+
+    def check_what_the_dead_left(self, log: PostgresLog, other: PostgresLog, url: str) -> None:
+        sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '2 days'")
+        other.compact(keep_days=0)
+        assert sql(url, "SELECT count(*) FROM {s}.saga WHERE next = 1") == [(0,)]
+        assert sql(url, "SELECT count(*) FROM {s}.writer") == [(0,)]
 
 
 def test_a_row_that_is_missing_is_found_and_its_saga_named(url: str) -> None:
@@ -393,49 +289,6 @@ def test_an_id_that_was_changed_is_damage_under_both_names(url: str) -> None:
 
 
 # --- upkeep
-
-
-def test_compaction_beside_writers_and_what_dead_processes_left(url: str) -> None:
-    log, other = PostgresLog(url), PostgresLog(url)
-    stop = threading.Event()
-    begun = threading.Semaphore(0)
-
-    def work(at: int) -> int:
-        n = 0
-        while not stop.is_set():
-            n += 1
-            saga = f"{at}-{n}"
-            log.claim(saga, fresh=n % 2 == 0)
-            log.append(record(saga, 1, "START"))
-            log.flush(log.append(record(saga, 2, "COMMITTED" if n % 3 else "INTENT")))
-            log.release(saga)
-            begun.release()
-        return n
-
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(work, at) for at in range(3)]
-        forgotten = 0
-        try:
-            for _ in range(10):
-                for _ in range(12):
-                    assert begun.acquire(timeout=60)
-                forgotten += other.compact(keep_days=0).sagas
-        finally:
-            stop.set()
-        counts = [future.result(60) for future in futures]
-    forgotten += other.compact(keep_days=0).sagas
-    assert forgotten == sum(n - n // 3 for n in counts)
-    assert sorted(other.unfinished().saga_ids) == sorted(
-        f"{at}-{n}" for at, most in enumerate(counts) for n in range(3, most + 1, 3)
-    )
-    assert other.verify().intact
-    log.claim("never begun")
-    sql(url, "UPDATE {s}.writer SET lease_until = now() - interval '2 days'")
-    other.compact(keep_days=0)
-    assert sql(url, "SELECT count(*) FROM {s}.saga WHERE next = 1") == [(0,)]
-    assert sql(url, "SELECT count(*) FROM {s}.writer") == [(0,)]
-    other.close()
-    log.close()
 
 
 def test_one_compaction_at_a_time(opened: Callable[..., PostgresLog], url: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_saga_core.log.redis import RedisLog, init
+from agent_saga_core.log.redis import RedisLog, init, migrate
 
 from ..servers.store import Store, opened, proxy, uri, url
 from .proxy import Proxy
@@ -17,7 +17,7 @@ __all__ = ["opened", "proxy", "uri", "url"]
 
 @pytest.fixture(scope="session")
 def store() -> Store:
-    return Store("redis", RedisLog, init, fresh_prefix, any_server, Proxy)
+    return Store("redis", RedisLog, init, migrate, fresh_prefix, any_server, Proxy)
 
 
 @pytest.fixture(scope="session")

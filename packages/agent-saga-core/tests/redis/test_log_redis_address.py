@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
 import redis
-from typer.testing import CliRunner
 
-from agent_saga_core.cli.app import app
-from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
-from agent_saga_core.log import open_log
-from agent_saga_core.log.open import init_log
+from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.redis import RedisLog, compaction, connection, fitness, init, migrate, schema
 from agent_saga_core.log.redis.address import address_of
 from agent_saga_core.log.sql import Version
-from agent_saga_core.records import Record, encode
+from agent_saga_core.records import encode
 
+from ..servers.addresses import SECRET, Addresses, begin, refused
+from ..servers.store import record
 from .proxy import Proxy
-from .server import Server, behind, fresh_prefix, server_of_its_own
+from .server import Behind, Server, behind, fresh_prefix, server_of_its_own
 
-SECRET = "s3cr3t-of-Scott"
 PAGE = Path(__file__).parents[4] / "docs" / "log-redis.md"
-
-
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
-
-
-def begin(log: RedisLog, saga: str, *kinds: str) -> None:
-    log.claim(saga)
-    for n, kind in enumerate(("START", *kinds), 1):
-        log.flush(log.append(record(saga, n, kind)))
-
-
-def cli(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, arguments)
-    return result.exit_code, result.stdout, result.stderr
-
-
-def refused(use: Callable[[], object], kind: type[Exception] = LogUnavailable) -> str:
-    """The one clear line that it is refused with; no password is in it, nor in what is printed with it."""
-    with pytest.raises(kind) as caught:
-        use()
-    said = str(caught.value)
-    assert said and "\n" not in said and len(said) < 600
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-    return said
 
 
 def as_user(url: str, user: str, password: str = "") -> str:
@@ -83,46 +53,6 @@ def test_an_address_is_shown_without_its_credentials_and_means_the_same(url: str
     assert again[2:] == (*address[2:3], (), *address[4:])
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        f"redis:scott:{SECRET}@h/0",
-        f"redis://scott:{SECRET}/x@h/0",
-        f"redis://scott:%{SECRET}@h/0",
-        f"redis://scott:{SECRET}@h:port/0",
-        f"redis://scott:{SECRET}@h:99999/0",
-        f"redis://scott:{SECRET}@h/shop",
-        f"redis://scott:{SECRET}@h/0/1",
-        f"redis://scott:{SECRET}#x@h/0",
-        f"redis://scott:{SECRET}@h/0?nonsense=1",
-        f"redis://scott:{SECRET}@h/0?lease",
-        f"redis://scott:{SECRET}@h/0?prefix=a:b",
-        f"redis://scott:{SECRET}@h/0?prefix=a*",
-        f"redis://scott:{SECRET}@h/0?lease=0",
-        f"redis://scott:{SECRET}@h/0?lease=soon",
-        f"redis://scott:{SECRET}@h/0?timeout=-1",
-        f"redis://scott:{SECRET}@h/0?timeout=nan",
-        f"redis://scott:{SECRET}@h/0?accept_data_loss=yes",
-        f"redis://scott:{SECRET}@h/0?max_result_bytes=lots",
-        f"redis://scott:{SECRET}@h/0?socket=/x",
-        f"redis://scott:{SECRET}@h/0?ssl_ca_certs=/x",
-    ],
-)
-def test_what_is_no_address_is_refused_without_repeating_it(url: str) -> None:
-    refused(lambda: open_log(url), ValueError)
-    code, out, complaint = cli("log", "init", url)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
-def test_options_of_the_address_reach_the_log(url: str) -> None:
-    log = open_log(f"{url}&max_result_bytes=77&lease=12.5")
-    assert log.max_result_bytes == 77 and "lease=12.5" in log.url
-    again = open_log(log.url)
-    assert again.max_result_bytes == 77
-    again.close()
-    log.close()
-
-
 def test_logs_of_several_prefixes_share_a_server_and_know_nothing_of_each_other(uri: str) -> None:
     urls = [f"{uri}?prefix={name}" for name in ("t-twin", "t-twi", "t-twin.saga")]
     for url in urls:
@@ -140,35 +70,7 @@ def test_logs_of_several_prefixes_share_a_server_and_know_nothing_of_each_other(
         log.close()
 
 
-def test_an_id_that_is_no_text_is_refused(opened: Callable[..., RedisLog]) -> None:
-    log = opened()
-    for saga in ("a\0b", "\ud800"):
-        for use in (log.claim, log.read, log.is_live, log.lines):
-            with pytest.raises(ValueError, match="saga id"):
-                use(saga)
-
-
 # --- what cannot be opened
-
-
-def test_a_host_that_cannot_be_reached_is_one_line(proxy: Proxy, url: str) -> None:
-    address = as_user(proxy.address(url), "scott", SECRET)
-    proxy.close()
-    for use in (RedisLog, init, migrate):
-        assert "cannot be used" in refused(lambda use=use: use(address))
-    code, out, complaint = cli("list", "--log", address)
-    assert code == 2 and out == "" and complaint.count("\n") == 1 and SECRET not in complaint
-
-
-def test_a_log_that_was_not_initialised_is_one_line_and_is_not_made_in_passing(uri: str) -> None:
-    url = fresh_prefix(uri)
-    said = refused(lambda: open_log(url))
-    assert "was not initialised" in said and "agent-saga log init" in said
-    refused(lambda: migrate(url))
-    code, out, complaint = cli("list", "--log", url)
-    assert code == 2 and out == "" and "was not initialised" in complaint
-    with behind(url) as at:
-        assert at.names("*") == []
 
 
 @pytest.fixture
@@ -405,13 +307,6 @@ def test_an_older_version_is_to_be_migrated(url: str, monkeypatch: pytest.Monkey
         assert "agent-saga log migrate" in refused(lambda use=use: use(url))
 
 
-def test_many_make_one_log(uri: str) -> None:
-    url = fresh_prefix(uri)
-    with ThreadPoolExecutor(6) as pool:
-        done = list(pool.map(init, [url] * 6))
-    assert sorted(one.made for one in done) == [False] * 5 + [True]
-
-
 @pytest.mark.parametrize("spoil", [("HDEL", "id"), ("HSET", "id", "x"), ("HSET", "major", "x"), ("HDEL", "minor")])
 def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str, spoil: tuple[str, ...]) -> None:
     with behind(url) as at:
@@ -423,28 +318,6 @@ def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str, spoil: tuple[st
         at("DEL", "log")
 
 
-def test_the_verbs_of_the_command_line(uri: str) -> None:
-    url = fresh_prefix(uri)
-    shown = address_of(url).url
-    assert cli("log", "init", url) == (0, f"made {shown} (version 1.0)\n", "")
-    assert cli("log", "init", url)[1] == f"{shown} is a log already (version 1.0)\n"
-    assert cli("log", "migrate", url)[1] == f"{shown} is at version 1.0: nothing to migrate\n"
-    assert init_log(url).made is False
-    log = open_log(url)
-    for name, last in (("old", "COMMITTED"), ("open", "INTENT")):
-        log.claim(name)
-        log.append(record(name, 1, "START"))
-        log.append(record(name, 2, last))
-        log.release(name)
-    log.close()
-    assert cli("verify", "--log", url)[:2] == (0, "intact: 4 records\n")
-    code, done, _ = cli("compact", "--log", url, "--json")
-    assert code == 0 and json.loads(done)["sagas"] == 1
-    again = open_log(url, create=False)
-    assert again.unfinished().saga_ids == again.saga_ids() == ("open",)
-    again.close()
-
-
 # --- damage
 
 
@@ -454,47 +327,80 @@ def spoil_a_byte(at: Any, saga: str, n: int) -> None:
     at("LSET", f"records:{saga}", n - 1, bytes(body))
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda at: spoil_a_byte(at, "bad", 1),
-        lambda at: spoil_a_byte(at, "bad", 2),
-        lambda at: at("LREM", "records:bad", 1, at("LINDEX", "records:bad", 1)),
-        lambda at: at("RPOP", "records:bad"),
-        lambda at: at("RPUSH", "records:bad", "x"),
-        lambda at: at("HSET", "saga:bad", "next", 9),
-        lambda at: at("HSET", "saga:bad", "next", "x"),
-        lambda at: at("HDEL", "saga:bad", "owner"),
-        lambda at: at("HSET", "saga:bad", "epoch", 2),
-        lambda at: at("HSET", "saga:bad", "ended", "1"),
-        lambda at: at("LSET", "records:bad", 1, at("LINDEX", "records:good", 1)),
-        lambda at: at("DEL", "records:bad"),
-        lambda at: at("DEL", "saga:bad"),
-    ],
-    ids="first byte middle last more next nonsense owner epoch ended copied records row".split(),
-)
-def test_damage_names_its_saga_and_stops_no_other(url: str, spoil: Callable[[Any], object]) -> None:
-    log = RedisLog(url)
-    for saga in ("good", "bad", "done"):
-        begin(log, saga, "INTENT", "COMMITTED" if saga == "done" else "DONE")
-        log.release(saga)
-    log.close()
-    with behind(url) as at:
-        spoil(at)
-    log = RedisLog(url)
-    for use in (log.read, log.claim):
-        with pytest.raises(LogCorrupted, match="'bad'") as caught:
-            use("bad")
-        assert caught.value.saga_id == "bad"
-    assert not log.owned("bad") and not log.is_live("bad")
-    assert "bad" in log.unfinished().saga_ids
-    found = log.verify()
-    assert not found.intact and found.damage and all("bad" in (one.saga_ids or ()) for one in found.damage)
-    assert len(log.claim("good")) == 4 and len(log.read("done")) == 3
-    assert log.compact(keep_days=0).sagas == 1
-    with pytest.raises(LogCorrupted):
-        log.read("bad")  # compaction left it to be found
-    log.close()
+NO_ADDRESSES = [
+    f"redis:scott:{SECRET}@h/0",
+    f"redis://scott:{SECRET}/x@h/0",
+    f"redis://scott:%{SECRET}@h/0",
+    f"redis://scott:{SECRET}@h:port/0",
+    f"redis://scott:{SECRET}@h:99999/0",
+    f"redis://scott:{SECRET}@h/shop",
+    f"redis://scott:{SECRET}@h/0/1",
+    f"redis://scott:{SECRET}#x@h/0",
+    f"redis://scott:{SECRET}@h/0?nonsense=1",
+    f"redis://scott:{SECRET}@h/0?lease",
+    f"redis://scott:{SECRET}@h/0?prefix=a:b",
+    f"redis://scott:{SECRET}@h/0?prefix=a*",
+    f"redis://scott:{SECRET}@h/0?lease=0",
+    f"redis://scott:{SECRET}@h/0?lease=soon",
+    f"redis://scott:{SECRET}@h/0?timeout=-1",
+    f"redis://scott:{SECRET}@h/0?timeout=nan",
+    f"redis://scott:{SECRET}@h/0?accept_data_loss=yes",
+    f"redis://scott:{SECRET}@h/0?max_result_bytes=lots",
+    f"redis://scott:{SECRET}@h/0?socket=/x",
+    f"redis://scott:{SECRET}@h/0?ssl_ca_certs=/x",
+]
+
+
+SPOILS: dict[str, Callable[[Behind], object]] = {
+    "first": lambda at: spoil_a_byte(at, "bad", 1),
+    "byte": lambda at: spoil_a_byte(at, "bad", 2),
+    "middle": lambda at: at("LREM", "records:bad", 1, at("LINDEX", "records:bad", 1)),
+    "last": lambda at: at("RPOP", "records:bad"),
+    "more": lambda at: at("RPUSH", "records:bad", "x"),
+    "next": lambda at: at("HSET", "saga:bad", "next", 9),
+    "nonsense": lambda at: at("HSET", "saga:bad", "next", "x"),
+    "owner": lambda at: at("HDEL", "saga:bad", "owner"),
+    "epoch": lambda at: at("HSET", "saga:bad", "epoch", 2),
+    "ended": lambda at: at("HSET", "saga:bad", "ended", "1"),
+    "copied": lambda at: at("LSET", "records:bad", 1, at("LINDEX", "records:good", 1)),
+    "records": lambda at: at("DEL", "records:bad"),
+    "row": lambda at: at("DEL", "saga:bad"),
+}
+
+
+def spoiler(spoil: Callable[[Behind], object]) -> Callable[[str], object]:
+    def through(url: str) -> None:
+        with behind(url) as at:
+            spoil(at)
+
+    return through
+
+
+class TestRedisAddresses(Addresses):
+    no_addresses: ClassVar[list[str]] = NO_ADDRESSES
+    spoils: ClassVar[dict[str, Callable[[str], object]]] = {name: spoiler(spoil) for name, spoil in SPOILS.items()}
+    lines_tell: ClassVar[bool] = False  # an epoch of the row that no record has
+
+    def as_scott(self, url: str) -> str:
+        return as_user(url, "scott", SECRET)
+
+    def shown(self, url: str) -> str:
+        return address_of(url).url
+
+    def check_nothing(self, url: str) -> None:
+        with behind(url) as at:
+            assert at.names("*") == []
+
+    def check_what_the_dead_left(self, log: RedisLog, other: RedisLog, url: str) -> None:
+        other.compact(keep_days=0)
+        with behind(url) as at:
+            assert at("ZRANGE", "empty", 0, -1) == [b"never begun"] and at.names("writer:*")
+            for name in at.names("writer:*"):
+                at("HSET", name, "until", 1)
+                at("ZADD", "writers", 1, name.removeprefix("writer:"))
+            other.compact(keep_days=0)
+            assert at("ZCARD", "empty") == 0 and at.names("saga:never*") == at.names("writer:*") == []
+            assert at("GET", "compact") is None
 
 
 @pytest.mark.parametrize(
@@ -539,54 +445,6 @@ def test_records_under_another_id_are_damage_under_both_names(url: str) -> None:
 
 
 # --- upkeep
-
-
-def test_compaction_beside_writers_and_what_dead_processes_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, other = RedisLog(url), RedisLog(url)
-    stop = threading.Event()
-    begun = threading.Semaphore(0)
-
-    def work(at: int) -> int:
-        n = 0
-        while not stop.is_set():
-            n += 1
-            saga = f"{at}-{n}"
-            log.claim(saga, fresh=n % 2 == 0)
-            log.append(record(saga, 1, "START"))
-            log.flush(log.append(record(saga, 2, "COMMITTED" if n % 3 else "INTENT")))
-            log.release(saga)
-            begun.release()
-        return n
-
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(work, at) for at in range(3)]
-        forgotten = 0
-        try:
-            for _ in range(10):
-                for _ in range(12):
-                    assert begun.acquire(timeout=60)
-                forgotten += other.compact(keep_days=0).sagas
-        finally:
-            stop.set()
-        counts = [future.result(60) for future in futures]
-    forgotten += other.compact(keep_days=0).sagas
-    assert forgotten == sum(n - n // 3 for n in counts)
-    assert sorted(other.unfinished().saga_ids) == sorted(
-        f"{at}-{n}" for at, most in enumerate(counts) for n in range(3, most + 1, 3)
-    )
-    assert other.verify().intact
-    log.claim("never begun")
-    other.compact(keep_days=0)
-    with behind(url) as at:
-        assert at("ZRANGE", "empty", 0, -1) == [b"never begun"] and at.names("writer:*")
-        for name in at.names("writer:*"):
-            at("HSET", name, "until", 1)
-            at("ZADD", "writers", 1, name.removeprefix("writer:"))
-        other.compact(keep_days=0)
-        assert at("ZCARD", "empty") == 0 and at.names("saga:never*") == at.names("writer:*") == []
-        assert at("GET", "compact") is None
-    other.close()
-    log.close()
 
 
 def test_one_compaction_at_a_time_and_a_killed_one_holds_up_the_next_for_a_while(

@@ -24,7 +24,8 @@ class Store(NamedTuple):
     """Of its module in `agent_saga_core.log`."""
     log: Callable[..., Any]
     """The class of its logs."""
-    init: Callable[[str], object]
+    init: Callable[[str], Any]
+    migrate: Callable[[str], Any]
     fresh: Callable[[str], str]
     """The address of a log of its own on that server; nothing is made."""
     any_server: Callable[[], AbstractContextManager[str]]
