@@ -97,7 +97,7 @@ def test_a_server_that_is_not_there_is_said_in_one_line_without_the_password(url
     said: BaseException | None = caught.value
     assert str(said).count("\n") == 0 and "127.0.0.1" in str(said)
     while said is not None:
-        assert "hunter2" not in f"{said!r}{said.args}"
+        assert "hunter2" not in f"{said!r}{said.args}{vars(said)}"
         said = said.__cause__ or said.__context__
 
 
@@ -117,6 +117,10 @@ def test_a_server_that_is_not_there_is_said_in_one_line_without_the_password(url
         "postgresql:user:hunter2@host",
         "nats:/user:hunter2@host",
         "redis:user:hunter2@host",
+        "postgresql://user:hunter2%zz@host/db",
+        "postgresql://user:hunter2@[host/db",
+        "nats://user:hunter2%zz@host",
+        "redis://user:hunter2%zz@host",
     ],
 )
 def test_what_is_no_address_is_not_repeated_where_it_may_hold_a_password(url: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -67,10 +69,11 @@ def address_of(url: str) -> Address:
             own[name] = unquote(value)
         else:
             rest.append(part)
-    try:
+    found: Mapping[str, object] | None = None
+    with suppress(psycopg.Error):
         found = conninfo_to_dict("?".join([base, "&".join(rest)]) if rest else base)
-    except psycopg.Error:
-        raise ValueError(f"this address cannot be understood: {_HOW}") from None
+    if found is None:  # raised here, it is not chained to what repeats the address
+        raise ValueError(f"this address cannot be understood: {_HOW}")
     given = {name: str(value) for name, value in found.items() if value is not None}
     if not given.get("port", "").strip(","):  # as many as there are hosts, and none is said
         given.pop("port", None)

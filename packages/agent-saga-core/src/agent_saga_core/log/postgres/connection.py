@@ -109,11 +109,13 @@ class Server:
             except psycopg.Error as error:
                 again = _passes(error) if patient else _STARTING in str(error)
                 if not again or self._closed or time.monotonic() > until:
-                    # Chained only to what it says: an exception of the driver may hold what it was given.
-                    raise self.translated(error) from None
+                    failure = self.translated(error)
+                    break
             self.drop_idle()  # they are of the same server
             threading.Event().wait(pause)
             pause = min(2 * pause, 1.0)
+        # Out here, where it is chained to nothing: an exception of the driver holds the password that it was given.
+        raise failure
 
     def drop_idle(self) -> None:
         """Close what is not in use."""
