@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from agent_saga_core.log.lease import LEASE
+from agent_saga_core.log.options import flag, result_bytes, seconds
 
 __all__ = ["Address", "address_of"]
 
@@ -79,7 +79,7 @@ def address_of(url: str) -> Address:
     if replicas not in ("1", "3", "5"):
         raise ValueError("the option replicas is 1, 3 or 5")
     files = {option: own.get(option) or None for option in _FILES}
-    tls = _flag(own, "tls") or any(files[option] for option in _FILES if option.startswith("tls"))
+    tls = flag(own, "tls") or any(files[option] for option in _FILES if option.startswith("tls"))
     secrets = [quoted for secret in (password, token) if secret for quoted in (secret, quote(secret, safe=""))]
     return Address(
         servers=tuple(f"nats://{_with_port(host)}" for host in given),
@@ -95,11 +95,11 @@ def address_of(url: str) -> Address:
         secrets=tuple(sorted(set(secrets), key=len, reverse=True)),
         name=name,
         replicas=int(replicas),
-        require_sync=_flag(own, "require_sync"),
+        require_sync=flag(own, "require_sync"),
         monitor=tuple(part for part in own.get("monitor", "").split(",") if part),
-        lease=_seconds(own, "lease", LEASE, least=0.5),
-        timeout=_seconds(own, "timeout", LEASE, least=0.0),
-        max_result_bytes=_bytes(own),
+        lease=seconds(own, "lease", LEASE, least=0.5),
+        timeout=seconds(own, "timeout", LEASE, least=0.0),
+        max_result_bytes=result_bytes(own),
     )
 
 
@@ -133,30 +133,6 @@ def _options(query: str) -> dict[str, str]:
 
 def _with_port(host: str) -> str:
     return host if re.search(r":[0-9]+$", host) else f"{host}:4222"
-
-
-def _seconds(own: dict[str, str], name: str, default: float, *, least: float) -> float:
-    try:
-        value = float(own.get(name, default))
-    except ValueError:
-        value = math.nan
-    if not least <= value <= 86_400:
-        raise ValueError(f"the option {name} is a number of seconds from {least:g} to a day")
-    return value
-
-
-def _flag(own: dict[str, str], name: str) -> bool:
-    value = own.get(name, "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"the option {name} is 0 or 1")
-    return value == "1"
-
-
-def _bytes(own: dict[str, str]) -> int:
-    size = own.get("max_result_bytes", "1048576")
-    if not (size.isascii() and size.isdigit() and len(size) < 16):
-        raise ValueError("the option max_result_bytes is a number of bytes")
-    return int(size)
 
 
 def _shown(hosts: str, user: str | None, path: str, own: dict[str, str]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from agent_saga_core.log.lease import LEASE
+from agent_saga_core.log.options import flag, result_bytes, seconds
 
 __all__ = ["Address", "address_of"]
 
@@ -69,7 +69,7 @@ def address_of(url: str) -> Address:
     database = parts.path.strip("/") or "0"
     if parts.fragment or not (database.isascii() and database.isdigit() and len(database) < 6) or "/" in (host or ""):
         raise ValueError(f"this address cannot be understood: {_HOW}")
-    timeout = _seconds(own, "timeout", LEASE, least=0.0)
+    timeout = seconds(own, "timeout", LEASE, least=0.0)
     tls = parts.scheme == "rediss"
     secret = password or next((found for name in _PASSWORDS if (found := os.environ.get(name))), None)
     parameters: dict[str, Any] = {"db": int(database), "username": user or None, "password": secret}
@@ -80,7 +80,7 @@ def address_of(url: str) -> Address:
     else:
         parameters |= {"host": host or "localhost", "port": port, "socket_keepalive": True}
     if tls:
-        parameters |= {"ssl_cert_reqs": "required", "ssl_check_hostname": _flag(own, "ssl_check_hostname", "1")}
+        parameters |= {"ssl_cert_reqs": "required", "ssl_check_hostname": flag(own, "ssl_check_hostname", "1")}
         parameters |= {name: own[name] for name in _TLS if name in own}
     elif own.keys() & {*_TLS, "ssl_check_hostname"}:
         raise ValueError("the options of TLS are for addresses that begin with rediss://")
@@ -90,10 +90,10 @@ def address_of(url: str) -> Address:
         url=_shown(parts, user, database, own),
         secrets=tuple({quote(secret, safe=""): None, secret: None}) if secret else (),
         prefix=_prefix(own),
-        lease=_seconds(own, "lease", LEASE, least=0.5),
+        lease=seconds(own, "lease", LEASE, least=0.5),
         timeout=timeout,
-        max_result_bytes=_bytes(own),
-        accept_data_loss=_flag(own, "accept_data_loss", "0"),
+        max_result_bytes=result_bytes(own),
+        accept_data_loss=flag(own, "accept_data_loss", "0"),
     )
 
 
@@ -120,30 +120,6 @@ def _prefix(own: dict[str, str]) -> str:
     if _PREFIX.fullmatch(prefix) is None:
         raise ValueError("the option prefix is a name of letters, digits, '.', '_' and '-', at most 64 long")
     return prefix
-
-
-def _seconds(own: dict[str, str], name: str, default: float, *, least: float) -> float:
-    try:
-        value = float(own.get(name, default))
-    except ValueError:
-        value = math.nan
-    if not least <= value <= 86_400:
-        raise ValueError(f"the option {name} is a number of seconds from {least:g} to a day")
-    return value
-
-
-def _flag(own: dict[str, str], name: str, default: str) -> bool:
-    value = own.get(name, default)
-    if value not in ("0", "1"):
-        raise ValueError(f"the option {name} is 0 or 1")
-    return value == "1"
-
-
-def _bytes(own: dict[str, str]) -> int:
-    size = own.get("max_result_bytes", "1048576")
-    if not (size.isascii() and size.isdigit() and len(size) < 16):
-        raise ValueError("the option max_result_bytes is a number of bytes")
-    return int(size)
 
 
 def _shown(parts: SplitResult, user: str | None, database: str, own: dict[str, str]) -> str:
