@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crash_stores import nats_end_leases, opened_by, redis_end_leases
+from crash_stores import note_as_watched, opened_by, put_before_the_clock, server_of
 
 from agent_saga_core import Fenced, Log, SagaBusy, open_log
 from agent_saga_core.log.sqlite import SqliteLog
@@ -47,11 +47,19 @@ def _from_leases(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
 
 
 def _from_leases_on_nats(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
-    return open_log(opened_by(url, pid)), lambda: nats_end_leases(url)
+    log: Any = open_log(opened_by(url, pid))
+    return log, lambda: log._server.run(lambda: note_as_watched(log._index))
 
 
 def _from_leases_on_redis(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
-    return open_log(opened_by(url, pid)), lambda: redis_end_leases(url)
+    at = server_of("redis").Behind(url)
+    using = threading.Lock()
+
+    def steal() -> None:
+        with using:
+            put_before_the_clock(at)
+
+    return open_log(opened_by(url, pid)), steal
 
 
 def _from_locks(url: str, pid: int) -> tuple[Log, Callable[[], object]]:

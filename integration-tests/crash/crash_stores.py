@@ -29,7 +29,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -119,6 +119,7 @@ def _sqlite() -> Generator[Store]:
     yield Store("sqlite", lambda directory: f"sqlite:///{directory}.db")
 
 
+@cache
 def server_of(store: str) -> ModuleType:
     """The module that starts servers of that store for the tests of the core."""
     # By its place: the folder has the name of the client library.
@@ -160,22 +161,21 @@ def _postgres() -> Generator[Store]:
         yield Store("postgres", lambda directory: fresh(uri, directory), bury, server.expire)
 
 
-def nats_end_leases(url: str, length: float | None = None) -> None:
-    """Every lease on that log, or every one of that length, was watched running out."""
+async def note_as_watched(index: Any, length: float | None = None) -> None:
+    """Note of every lease, or of every one of that length, that it was watched running out. For the log's own loop."""
+    for leased in await index.leases():
+        if length is None or leased.lease.seconds == length:
+            await index.put_expired(leased.nonce, leased.revision)
+
+
+def _nats_end_leases(url: str, length: float | None = None) -> None:
     from agent_saga_core.log.nats.address import address_of
     from agent_saga_core.log.nats.connection import Server
     from agent_saga_core.log.nats.index import Index
 
     server = Server(address_of(url))
-    index = Index(server)
-
-    async def note() -> None:
-        for leased in await index.leases():
-            if length is None or leased.lease.seconds == length:
-                await index.put_expired(leased.nonce, leased.revision)
-
     try:
-        server.run(note)
+        server.run(lambda: note_as_watched(Index(server), length))
     finally:
         server.close()
 
@@ -199,19 +199,18 @@ def _nats() -> Generator[Store]:
     def bury(url: str, pid: int) -> None:
         for monitor in address_of(url).monitor:
             _until_let_go(pid, partial(busy, monitor, pid))
-        nats_end_leases(url, float(_length(pid)))
+        _nats_end_leases(url, float(_length(pid)))
 
     with server.any_server() as uri:
-        yield Store("nats", lambda directory: fresh(uri, directory), bury, nats_end_leases)
+        yield Store("nats", lambda directory: fresh(uri, directory), bury, _nats_end_leases)
 
 
-def redis_end_leases(url: str, pid: int | None = None) -> None:
-    """Every lease on that log, or every one of that process, has run out as far as the server knows."""
-    with server_of("redis").behind(url) as at:
-        for nonce in at("ZRANGE", "writers", 0, -1):
-            name = f"writer:{nonce.decode()}"
-            if pid is None and at("EXISTS", name) or at("HGET", name, "process") == str(pid).encode():
-                at("HSET", name, "until", 1)
+def put_before_the_clock(at: Any, pid: int | None = None) -> None:
+    """Let every lease, or every one of that process, have run out as far as the server knows."""
+    for nonce in at("ZRANGE", "writers", 0, -1):
+        name = f"writer:{nonce.decode()}"
+        if at("EXISTS", name) and (pid is None or at("HGET", name, "process") == str(pid).encode()):
+            at("HSET", name, "until", 1)
 
 
 @contextmanager
@@ -228,10 +227,14 @@ def _redis() -> Generator[Store]:
     def bury(url: str, pid: int) -> None:
         with server.behind(url) as at:
             _until_let_go(pid, lambda: any(one["name"] == _name(pid) for one in at.client.client_list()))
-        redis_end_leases(url, pid)
+            put_before_the_clock(at, pid)
+
+    def lapse(url: str) -> None:
+        with server.behind(url) as at:
+            put_before_the_clock(at)
 
     with server.any_server() as uri:
-        yield Store("redis", lambda directory: fresh(uri, directory), bury, redis_end_leases)
+        yield Store("redis", lambda directory: fresh(uri, directory), bury, lapse)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {
