@@ -9,6 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from agent_saga_core.errors import LogCorrupted
+from agent_saga_core.log import pool
 from agent_saga_core.log.postgres import PostgresLog, connection, init
 
 from ..servers.faults import Absences, EntryBehind, LeasesOfEntries, LostAnswersOfEntries
@@ -120,7 +121,7 @@ def test_a_record_that_nobody_can_have_written_is_damage_and_not_a_crash(opened:
 
 def test_nothing_is_kept_in_a_session(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler in transaction mode: every transaction may meet another session."""
-    monkeypatch.setattr(connection, "_IDLE", 0)
+    monkeypatch.setattr(pool, "IDLE", 0)
     seen: list[int] = []
     used = connection.Server.using
 

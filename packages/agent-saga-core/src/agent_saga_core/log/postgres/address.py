@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
 from agent_saga_core.log.lease import LEASE
+from agent_saga_core.log.options import flag, result_bytes, seconds
 
 __all__ = ["Address", "address_of"]
 
@@ -82,14 +82,7 @@ def address_of(url: str) -> Address:
     schema = own.get("schema", "agent_saga")
     if _SCHEMA_NAME.fullmatch(schema) is None:
         raise ValueError("the option schema is a name of a to z, 0 to 9 and _, at most 63 long")
-    lease = _seconds(own, "lease", LEASE, least=0.5)
-    timeout = _seconds(own, "timeout", LEASE, least=0.0)
-    force = own.get("force", "0")
-    size = own.get("max_result_bytes", "1048576")
-    if force not in ("0", "1"):
-        raise ValueError("the option force is 0 or 1")
-    if not (size.isascii() and size.isdigit() and len(size) < 16):
-        raise ValueError("the option max_result_bytes is a number of bytes")
+    timeout = seconds(own, "timeout", LEASE, least=0.0)
     secret = _secret_names()
     secrets = [given[name] for name in secret if given.get(name)]
     if os.environ.get("PGPASSWORD"):
@@ -99,21 +92,11 @@ def address_of(url: str) -> Address:
         url=_shown(given, own, secret),
         secrets=tuple(sorted(secrets, key=len, reverse=True)),
         schema=schema,
-        lease=lease,
+        lease=seconds(own, "lease", LEASE, least=0.5),
         timeout=timeout,
-        max_result_bytes=int(size),
-        force=force == "1",
+        max_result_bytes=result_bytes(own),
+        force=flag(own, "force"),
     )
-
-
-def _seconds(own: dict[str, str], name: str, default: float, *, least: float) -> float:
-    try:
-        value = float(own.get(name, default))
-    except ValueError:
-        value = math.nan
-    if not least <= value <= 86_400:
-        raise ValueError(f"the option {name} is a number of seconds from {least:g} to a day")
-    return value
 
 
 def _secret_names() -> frozenset[str]:

@@ -7,26 +7,20 @@ cursor. So it does not matter which session a pooler in transaction mode gives i
 from __future__ import annotations
 
 import os
-import threading
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from shlex import quote
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import psycopg
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.log.pool import Pool
 from agent_saga_core.log.postgres.address import Address
 
 __all__ = ["Connection", "Server"]
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
-T = TypeVar("T")
 
-_IDLE: Final = 8  # more than these are closed after use
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 _LOST: Final = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01")
 _STARTING: Final = "the database system is"  # starting up, shutting down: libpq gives no code for it
@@ -45,7 +39,7 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
                 self.pgconn.finish()
 
 
-class Server:
+class Server(Pool[Connection, psycopg.Error]):
     """The server of a log, as seen by one process.
 
     Attributes:
@@ -54,11 +48,8 @@ class Server:
     """
 
     def __init__(self, address: Address) -> None:
+        super().__init__(address.timeout, (psycopg.Error,))
         self.address: Final = address
-        self.timeout: Final = address.timeout
-        self._idle: deque[Connection] = deque()
-        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._closed = False
 
     def connect(self, **parameters: str) -> Connection:
         """A new connection, which the caller closes.
@@ -72,62 +63,6 @@ class Server:
         self._all.add(made)
         return made
 
-    @contextmanager
-    def using(self) -> Generator[Connection]:
-        """A connection for one statement after the other. It is thrown away if anything is raised."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self.connect()
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        if self._closed or len(self._idle) >= _IDLE:
-            connection.close()
-        else:
-            self._idle.append(connection)
-
-    def run(self, do: Callable[[Connection], T], *, patient: bool = True) -> T:
-        """Do something that may be done twice; again and again while the server is away, up to `timeout`.
-
-        Args:
-            do: What to do.
-            patient: Whether to wait for a server that cannot be reached.
-
-        Raises:
-            LogUnavailable: It cannot be done, or the server stayed away.
-            LogCorrupted: The server says that its data are damaged.
-        """
-        until = time.monotonic() + self.timeout
-        pause = 0.02
-        while True:
-            try:
-                with self.using() as connection:
-                    return do(connection)
-            except psycopg.Error as error:
-                again = _passes(error) if patient else _STARTING in str(error)
-                if not again or self._closed or time.monotonic() > until:
-                    failure = self.translated(error)
-                    break
-            self.drop_idle()  # they are of the same server
-            threading.Event().wait(pause)
-            pause = min(2 * pause, 1.0)
-        # Out here, where it is chained to nothing: an exception of the driver holds the password that it was given.
-        raise failure
-
-    def drop_idle(self) -> None:
-        """Close what is not in use."""
-        while self._idle:
-            with suppress(IndexError):
-                self._idle.popleft().close()
-
-    def close(self) -> None:
-        """Close everything; nothing is waited for any more."""
-        self._closed = True
-        self.drop_idle()
-
     def abandon(self) -> None:
         """In a forked child: forget every connection, without a word to the server."""
         self._closed = True
@@ -140,8 +75,12 @@ class Server:
 
     # --- errors
 
+    def passes(self, error: psycopg.Error, *, patient: bool) -> bool:
+        """See `Pool.passes`."""
+        return _passes(error) if patient else _STARTING in str(error)
+
     def translated(self, error: psycopg.Error) -> SagaError:
-        """What a log raises for what the driver raised: one line, without credentials."""
+        """See `Pool.translated`."""
         said = self.line_of(error)
         state = error.sqlstate or ""
         url = self.address.url

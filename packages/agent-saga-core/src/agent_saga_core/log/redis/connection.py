@@ -6,14 +6,10 @@ the one that was there before is found by its run id, before anything is said to
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from shlex import quote
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import redis
 from redis.exceptions import (
@@ -28,15 +24,14 @@ from redis.exceptions import (
 )
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.log.pool import Pool
 from agent_saga_core.log.redis.address import Address
 from agent_saga_core.log.redis.fitness import Facts, facts_of, unfit
 from agent_saga_core.log.redis.scripts import Script
 
 __all__ = ["Connection", "NotNow", "Server"]
 
-T = TypeVar("T")
 
-_IDLE: Final = 8  # more than these are closed after use
 _CONNECT: Final = 10.0
 _LEAST_WAIT: Final = (
     5.0  # a disk may be slow; below this, a server that is only slow would be taken for one that is gone
@@ -99,7 +94,7 @@ class Connection:
             self._link.disconnect()
 
 
-class Server:
+class Server(Pool[Connection, Exception]):
     """The server of a log, as seen by one process.
 
     Attributes:
@@ -109,14 +104,11 @@ class Server:
     """
 
     def __init__(self, address: Address) -> None:
+        super().__init__(address.timeout, (RedisError, OSError))
         self.address: Final = address
-        self.timeout: Final = address.timeout
         self.log_id: bytes | None = None
         self.facts: Facts | None = None
         self.on_change: Callable[[], object] = _nothing
-        self._idle: deque[Connection] = deque()
-        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._closed = False
 
     def connect(self, *, wait: float | None = None) -> Connection:
         """A new connection, which the caller closes.
@@ -189,64 +181,10 @@ class Server:
         """Whether a connection leads to the server that answered last."""
         return self.facts is not None and connection.run_id == self.facts.run_id
 
-    @contextmanager
-    def using(self) -> Generator[Connection]:
-        """A connection for one command after the other. It is thrown away if anything is raised."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self.connect()
-        try:
-            yield connection
-            if not self.current(connection):
-                # What it said is worth nothing: meanwhile another server has answered in this one's place.
-                raise NotNow("another server answers in its place")
-        except BaseException:
-            connection.close()
-            raise
-        if self._closed or len(self._idle) >= _IDLE:
-            connection.close()
-        else:
-            self._idle.append(connection)
-
-    def run(self, do: Callable[[Connection], T], *, patient: bool = True) -> T:
-        """Do something that may be done twice; again and again while the server is away, up to `timeout`.
-
-        Args:
-            do: What to do.
-            patient: Whether to wait for a server that cannot be reached.
-
-        Raises:
-            LogUnavailable: It cannot be done, or the server stayed away.
-            LogCorrupted: What is there is not a log any more.
-        """
-        until = time.monotonic() + self.timeout
-        pause = 0.02
-        while True:
-            try:
-                with self.using() as connection:
-                    return do(connection)
-            except (RedisError, OSError) as error:
-                again = _passes(error) if patient else isinstance(error, BusyLoadingError | Rewriting)
-                if not again or self._closed or time.monotonic() > until:
-                    failure = self.translated(error)
-                    break
-            self.drop_idle()  # they are of the same server
-            threading.Event().wait(pause)
-            pause = min(2 * pause, 1.0)
-        # Out here, where it is chained to nothing: an exception of the client may hold what it was given.
-        raise failure
-
-    def drop_idle(self) -> None:
-        """Close what is not in use."""
-        while self._idle:
-            with suppress(IndexError):
-                self._idle.popleft().close()
-
-    def close(self) -> None:
-        """Close everything; nothing is waited for any more."""
-        self._closed = True
-        self.drop_idle()
+    def check(self, connection: Connection) -> None:
+        """See `Pool.check`: meanwhile another server may have answered in this one's place."""
+        if not self.current(connection):
+            raise NotNow("another server answers in its place")
 
     def abandon(self) -> None:
         """In a forked child: forget every connection, without a word to the server."""
@@ -257,8 +195,12 @@ class Server:
 
     # --- errors
 
+    def passes(self, error: Exception, *, patient: bool) -> bool:
+        """See `Pool.passes`."""
+        return _passes(error) if patient else isinstance(error, BusyLoadingError | Rewriting)
+
     def translated(self, error: Exception) -> SagaError:
-        """What a log raises for what the client raised: one line, without credentials."""
+        """See `Pool.translated`."""
         said = self.line_of(error)
         url = self.address.url
         if said.startswith("WRONGTYPE"):
