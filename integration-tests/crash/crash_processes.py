@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent
@@ -52,6 +52,20 @@ class Zygote:
         self._process.wait(BOUND)
 
 
+R = TypeVar("R", bound=Any)
+
+
+def readable(sources: Iterable[R], timeout: float) -> list[R]:
+    """Those of `sources` that can be read, as soon as one can; none after `timeout` seconds.
+
+    A session of tests may have more descriptors than `select` knows.
+    """
+    with selectors.DefaultSelector() as selector:
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(max(0.0, timeout))]
+
+
 class Worker:
     """One worker process. With `fresh` it is an interpreter of its own, else a fork of the zygote."""
 
@@ -80,11 +94,11 @@ class Worker:
     def say(self, word: str) -> None:
         os.write(self._write, f"{word}\n".encode())
 
-    def hear(self) -> Json:
-        """The next line that it says."""
-        until = time.monotonic() + BOUND
+    def hear(self, bound: float = BOUND) -> Json:
+        """The next line that it says, within `bound` seconds."""
+        until = time.monotonic() + bound
         while b"\n" not in self._heard:
-            if not select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not readable([self._read], until - time.monotonic()):
                 raise AssertionError(f"worker {self.pid} says nothing; its stderr: {self.errors()}")
             got = os.read(self._read, 65536)
             if not got:
@@ -94,7 +108,7 @@ class Worker:
         return json.loads(line)
 
     def has_spoken(self) -> bool:
-        return b"\n" in self._heard or bool(select.select([self._read], [], [], 0)[0])
+        return b"\n" in self._heard or bool(readable([self._read], 0))
 
     def fileno(self) -> int:
         return self._read
@@ -102,7 +116,7 @@ class Worker:
     def hear_all(self) -> list[Json]:
         """All that it says until it, and whoever shares its stdout, has ended."""
         until = time.monotonic() + BOUND
-        while select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+        while readable([self._read], until - time.monotonic()):
             got = os.read(self._read, 65536)
             if not got:
                 lines, self._heard = self._heard.splitlines(), b""
@@ -171,7 +185,7 @@ def first_to_speak(workers: list[Worker], count: int) -> list[Worker]:
     until = time.monotonic() + BOUND
     while len(speaking := [worker for worker in workers if worker.has_spoken()]) < count:
         silent = [worker for worker in workers if worker not in speaking]
-        if not select.select(silent, [], [], max(0.0, until - time.monotonic()))[0]:
+        if not readable(silent, until - time.monotonic()):
             raise AssertionError(f"only {len(speaking)} of {len(workers)} workers said something")
     return speaking
 

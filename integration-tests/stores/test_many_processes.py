@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import select
 import signal
 import time
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from crash_equal import next_saga, the_ledger_equals_the_log
 from crash_ledger import Ledger
 from crash_log import Reader
-from crash_processes import Start, Worker
+from crash_processes import Start, Worker, readable
 from crash_stores import STORES
 
 from agent_saga_core.demo.client import Client
@@ -48,7 +47,7 @@ class Storm:
         while self._workers:
             readers = {worker: name for name, worker in self._workers.items()}
             recovering = [] if self._recovering is None else [self._recovering]
-            spoke, _, _ = select.select([*readers, *recovering], [], [], max(0.0, self._until - time.monotonic()))
+            spoke = readable([*readers, *recovering], self._until - time.monotonic())
             assert spoke, f"nobody says anything any more: {self.effects} effects, {self.kills} kills"
             for worker in spoke:
                 if worker in readers:

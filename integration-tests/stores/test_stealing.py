@@ -26,7 +26,7 @@ def test_two_processes_that_steal_sagas_from_each_other(start: Start, in_log: Re
         assert thief.hear() == {"at": "ready"}
     for thief in thieves:
         thief.say("go")
-    said = [thief.hear() for thief in thieves]  # a deadlock would keep one silent
+    said = [thief.hear(bound=240) for thief in thieves]  # a deadlock would keep one silent
     assert [thief.ends() for thief in thieves] == [0, 0]
     total = {name: sum(one[name] for one in said) for name in said[0]}
     assert all(one["stolen"] >= STEALS for one in said) and total["fenced"] > STEALS // 4, total

@@ -4,7 +4,8 @@ import json
 import os
 import pty
 import queue
-import select
+import resource
+import selectors
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from unittest.mock import ANY
 import pytest
 
 from agent_saga_core import open_log, read_saga
+from agent_saga_core.cli.stopping import Stop
 
 BOUND = 20.0
 """Seconds that a process may take to say its next line, or to end; what is in doubt here waits longer."""
@@ -294,8 +296,10 @@ def test_on_a_terminal_the_waits_are_a_moving_picture(directory: Path) -> None:
     ) as process:
         os.close(theirs)
         shown = b""
-        while b"may still land" not in shown and select.select([ours], [], [], BOUND)[0]:
-            shown += os.read(ours, 4096)
+        with selectors.DefaultSelector() as selector:
+            selector.register(ours, selectors.EVENT_READ)
+            while b"may still land" not in shown and selector.select(BOUND):
+                shown += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)
         assert process.wait(BOUND) == 130
     os.close(ours)
@@ -316,3 +320,23 @@ def test_a_reader_that_leaves_early_causes_no_traceback(directory: Path) -> None
     command = f"{sys.executable} -m agent_saga_core list --log file:./log | true"
     piped = subprocess.run(command, cwd=directory, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in piped.stderr and "Exception" not in piped.stderr
+
+
+def test_who_has_very_many_descriptors_is_still_woken():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("this machine gives no process 1,200 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] < 1024:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        with Stop() as stop:
+            stop.wake()
+            assert stop.wait(BOUND) is False
+            stop.requested = True
+            assert stop.wait(BOUND) is True
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import signal
 import threading
 import time
@@ -60,7 +60,9 @@ class Stop:
     def wait(self, timeout: float | None) -> bool:
         """Return whether to end, after a signal, after `wake`, or after `timeout` seconds."""
         if not self.requested:
-            select.select([self._pipe[0]], [], [], timeout)
+            with selectors.DefaultSelector() as selector:  # `select` knows no descriptor from 1024 on
+                selector.register(self._pipe[0], selectors.EVENT_READ)
+                selector.select(timeout)
         self._drain()
         return self.requested
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -439,13 +439,15 @@ def _first_line(process: subprocess.Popen[bytes], timeout: float) -> bytes:
     assert process.stdout is not None
     deadline = time.monotonic() + timeout
     line = b""
-    while not line.endswith(b"\n"):
-        if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise TimeoutError(f"The demo service was not ready within {timeout} s.")
-        chunk = os.read(process.stdout.fileno(), 4096)
-        if not chunk:
-            raise RuntimeError(f"The demo service ended with {process.wait()} before it was ready.")
-        line += chunk
+    with selectors.DefaultSelector() as selector:  # `select` knows no descriptor from 1024 on
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"The demo service was not ready within {timeout} s.")
+            chunk = os.read(process.stdout.fileno(), 4096)
+            if not chunk:
+                raise RuntimeError(f"The demo service ended with {process.wait()} before it was ready.")
+            line += chunk
     return line
 
 

@@ -7,7 +7,7 @@ import copy
 import inspect
 import logging
 import os
-import select
+import selectors
 import signal
 import sys
 import tempfile
@@ -378,14 +378,16 @@ def _await_child(pid: int, hearing: int) -> tuple[int, str]:
     """How the child ended, and what it told. One that hangs is killed."""
     told = b""
     try:
-        while select.select([hearing], [], [], CHILD_PATIENCE)[0]:
-            heard = os.read(hearing, 65536)
-            if not heard:
-                break
-            told += heard
-        else:
-            os.kill(pid, signal.SIGKILL)
-            told += b"missed the child process did not end\n"
+        with selectors.DefaultSelector() as selector:  # `select` knows no descriptor from 1024 on
+            selector.register(hearing, selectors.EVENT_READ)
+            while selector.select(CHILD_PATIENCE):
+                heard = os.read(hearing, 65536)
+                if not heard:
+                    break
+                told += heard
+            else:
+                os.kill(pid, signal.SIGKILL)
+                told += b"missed the child process did not end\n"
     finally:
         os.close(hearing)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), told.decode(errors="replace")
