@@ -35,7 +35,11 @@ def _from_leases(url: str, pid: int) -> tuple[Log, Callable[[], object]]:
     from agent_saga_core.log.postgres.address import address_of
 
     address = address_of(url)
-    statement: Any = f"UPDATE {address.schema}.writer SET lease_until = now() - interval '1 hour'"
+    # None that somebody is changing at this moment: two of these, waiting for each other, would be a deadlock of ours.
+    running = f"SELECT id FROM {address.schema}.writer WHERE lease_until > now() FOR UPDATE SKIP LOCKED"
+    statement: Any = (
+        f"UPDATE {address.schema}.writer SET lease_until = now() - interval '1 hour' WHERE id IN ({running})"
+    )
     server = psycopg.connect("", autocommit=True, **address.parameters)  # pyright: ignore[reportArgumentType]
     using = threading.Lock()
 
@@ -91,13 +95,20 @@ class _Thief:
         self._has: dict[str, tuple[int, int]] = {}
         self.counts = dict.fromkeys(("claimed", "stolen", "busy", "fenced", "stored"), 0)
 
-    def go(self, sagas: Sequence[str], steals: int) -> None:
-        """Claim what is another's, and append to what is one's own, until `steals` claims took one from another."""
+    def go(self, sagas: Sequence[str], steals: int, enough: threading.Semaphore, stop: threading.Event) -> None:
+        """Claim what is another's, and append to what is one's own, until `steals` claims took one from another.
+
+        Then release `enough`, and go on until `stop`: who still needs some must have somebody to take them from.
+        """
         for _ in range(MOST_TURNS):
             if self.counts["stolen"] >= steals:
-                return
+                break
             self._turn(self._draw.choice(sagas))
-        raise AssertionError(f"{self._mine} has stolen too little: {self.counts}")
+        else:
+            raise AssertionError(f"{self._mine} has stolen too little: {self.counts}")
+        enough.release()
+        while not stop.is_set():
+            self._turn(self._draw.choice(sagas))
 
     def _turn(self, saga: str) -> None:
         try:
@@ -134,16 +145,32 @@ class _Thief:
 
 
 def steal_from_each_other(
-    log: Log, steal: Callable[[], object], mine: str, seed: int, sagas: Sequence[str], steals: int
+    log: Log,
+    steal: Callable[[], object],
+    mine: str,
+    seed: int,
+    sagas: Sequence[str],
+    steals: int,
+    until: Callable[[], object],
 ) -> dict[str, int]:
-    """Steal on two threads, each with every second saga; how often what happened."""
+    """Steal on two threads, each with every second saga; how often what happened.
+
+    `until` is called as soon as there were `steals`; when it returns, no more is stolen.
+    """
     thieves = [_Thief(log, steal, mine, random.Random(seed + at)) for at in range(THREADS)]
+    enough, stop = threading.Semaphore(0), threading.Event()
     threads = [
-        threading.Thread(target=thief.go, args=(sagas[at::THREADS], steals // THREADS))
+        threading.Thread(target=thief.go, args=(sagas[at::THREADS], steals // THREADS, enough, stop))
         for at, thief in enumerate(thieves)
     ]
     for thread in threads:
         thread.start()
+    try:
+        for _ in threads:
+            enough.acquire()
+        until()
+    finally:
+        stop.set()
     for thread in threads:
         thread.join()
     return {name: sum(thief.counts[name] for thief in thieves) for name in thieves[0].counts}

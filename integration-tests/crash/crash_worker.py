@@ -474,7 +474,13 @@ def job_steal() -> None:
     log, steal = stealable(OPTIONS["log"], os.getpid())
     say(at="ready")
     heed()
-    say(**steal_from_each_other(log, steal, OPTIONS["who"], OPTIONS["seed"], OPTIONS["sagas"], OPTIONS["steals"]))
+
+    def until() -> None:
+        say(at="enough")
+        heed()
+
+    given = OPTIONS["who"], OPTIONS["seed"], OPTIONS["sagas"], OPTIONS["steals"]
+    say(**steal_from_each_other(log, steal, *given, until))
     log.close()
 
 
