@@ -9,16 +9,17 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from agent_saga_core.cli.failures import ATTENTION, DAMAGED, DONE, Complaint, complain
 from agent_saga_core.cli.leases import await_leases
 from agent_saga_core.cli.options import Imports, LogUrl, import_modules, opened, stdout_kept
-from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt
+from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt, merged
 from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
 from agent_saga_core.cli.stopping import Stop
 from agent_saga_core.errors import LogCorrupted
-from agent_saga_core.log.base import Log
+from agent_saga_core.log.base import Log, WatchedLeases
 from agent_saga_core.recovery import Recoverer, RecoveryReport, read_saga
 
 if TYPE_CHECKING:
@@ -123,7 +124,24 @@ def _recover_once(
     for saga_id in sagas if len(sagas) > 1 else ():  # an unknown one is heard of before the others are touched
         with suppress(LogCorrupted):  # the recovery itself reports it
             read_saga(log, saga_id)
-    await_leases(log, sagas or log.unfinished().saga_ids, stop.wait, quiet=quiet)
+    report = _round(log, sagas, dry_run, concurrency, stop, quiet=quiet)
+    if not isinstance(log, WatchedLeases) or not report.live or stop.requested:
+        return report
+    # What can be recovered is not to wait for what may turn out to be live.
+    await_leases(log, report.live, stop.wait, quiet=quiet)
+    unfinished = set(log.unfinished().saga_ids)
+    freed = tuple(saga_id for saga_id in report.live if saga_id in unfinished and not log.is_live(saga_id))
+    if not freed or stop.requested:
+        return report
+    again = _round(log, freed, dry_run, concurrency, stop, quiet=quiet)
+    return merged(
+        [msgspec.structs.replace(report, live=tuple(each for each in report.live if each not in freed)), again]
+    )
+
+
+def _round(
+    log: Log, sagas: tuple[str, ...], dry_run: bool, concurrency: int, stop: Stop, *, quiet: bool
+) -> RecoveryReport:
     waiting = _Waiting(log, sagas)
     this = Round(
         log,

@@ -14,7 +14,7 @@ from agent_saga_core.log.base import Log
 from agent_saga_core.recovery import Recoverer, RecoveryReport, recover_as
 from agent_saga_core.state import StepStatus, fold
 
-__all__ = ["InDoubt", "Round", "in_doubt"]
+__all__ = ["InDoubt", "Round", "in_doubt", "merged"]
 
 
 class Round(threading.Thread):
@@ -87,13 +87,14 @@ class Round(threading.Thread):
                 return self._recover(saga_id=saga_id)
             case several:
                 with ThreadPoolExecutor(max_workers=min(self._concurrency, len(several))) as pool:
-                    return _merged(list(pool.map(self._one, several)))
+                    return merged(list(pool.map(self._one, several)))
 
     def _one(self, saga_id: str) -> RecoveryReport:
         return self._recover(saga_id=saga_id)
 
 
-def _merged(reports: Sequence[RecoveryReport]) -> RecoveryReport:
+def merged(reports: Sequence[RecoveryReport]) -> RecoveryReport:
+    """One report of several, whose sagas are different ones."""
     return RecoveryReport(
         recovered=tuple(found for report in reports for found in report.recovered),
         attention=tuple(found for report in reports for found in report.attention),
