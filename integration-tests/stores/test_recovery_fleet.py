@@ -32,6 +32,7 @@ import contextvars
 import os
 import signal
 import sys
+import threading
 
 from agent_saga_core import ActionSemantics, compensator, current_step, saga_scope, saga_tool, undo
 
@@ -43,12 +44,15 @@ def world(*words):
 def noted(saga, step):
     world("undo", os.getpid(), saga, step, current_step().idempotency_key)
 
+passing = threading.Lock()
+
 def at_gate():
     gate = f"gate-{os.getpid()}"
-    if os.path.exists("gates") and not os.path.exists(gate):
-        os.mkfifo(gate)
-        print("at the gate", file=sys.stderr, flush=True)
-        open(gate).close()  # returns once the test has opened the other end
+    with passing:  # while one waits there, no other thread of this process passes it
+        if os.path.exists("gates") and not os.path.exists(gate):
+            os.mkfifo(gate)
+            print("at the gate", file=sys.stderr, flush=True)
+            open(gate).close()  # returns once the test has opened the other end
 
 @compensator("fleet.undo")
 def undo_it(saga: str, step: int, *, idempotency_key: str) -> None:
