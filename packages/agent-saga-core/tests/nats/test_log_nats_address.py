@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy
+from agent_saga_core.log.memory import MemoryLog
 from agent_saga_core.log.nats import NatsLog, init, lease, migrate, schema
 from agent_saga_core.log.nats.address import address_of
 from agent_saga_core.log.nats.connection import Server
@@ -459,6 +461,131 @@ def test_a_log_of_which_everything_is_forgotten_is_nearly_empty(url: str) -> Non
     begin(log, "s1", "INTENT")  # an id that was forgotten begins anew
     assert len(log.read("s1")) == 2 and log.verify().intact and log.verify().records == 2
     log.close()
+
+
+def entwined(url: str, most: int = 6) -> None:
+    """Sagas that ended, each begun in one flush with the end of the one before."""
+    log = NatsLog(url)
+    for n in range(most):
+        log.claim(f"s{n}", fresh=True)
+        log.flush(log.append(record(f"s{n}", 1, "START")))
+        if n:
+            log.append(record(f"s{n}", 2))
+            log.flush(log.append(record(f"s{n - 1}", 3, "COMMITTED")))
+        else:
+            log.flush(log.append(record("s0", 2)))
+    log.flush(log.append(record(f"s{most - 1}", 3, "COMMITTED")))
+    log.close()
+
+
+def test_a_compaction_that_is_killed_leaves_nothing_that_looks_lost(
+    url: str, opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entwined(url)
+    log = opened()
+    delete, calls, stops = log._server.delete, 0, 0
+
+    async def killed(stream: str, seq: int) -> bool:
+        nonlocal calls
+        if stream == log._server.stream:
+            calls += 1
+            if calls == stops + 1:  # those that were begun with it may be done
+                raise KeyError
+        return await delete(stream, seq)
+
+    monkeypatch.setattr(log._server, "delete", killed)
+    while True:
+        calls = 0
+        try:
+            log.compact(keep_days=0)
+            break
+        except KeyError:
+            stops += 1
+            assert log.verify().intact, stops
+    assert stops > 3 and log.verify().records == 0
+
+
+def test_what_is_forgotten_while_it_is_verified_is_not_called_lost(
+    url: str, opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entwined(url)
+    log, other = opened(), opened()
+    begin(log, "open", "INTENT")
+    page, pages = log._server._page, 0
+
+    async def after_it(stream: str, body: dict[str, Any]) -> Any:
+        nonlocal pages
+        found = await page(stream, {**body, "batch": 1})
+        pages += stream == log._server.stream
+        if pages == 3:
+            await asyncio.to_thread(other.compact, keep_days=0)
+        return found
+
+    monkeypatch.setattr(log._server, "_page", after_it)
+    found = log.verify()
+    assert found.intact and pages > 3 and log.saga_ids() == ("open",)
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_what_ends_and_is_forgotten_after_verify_came_by_is_not_called_lost(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch, swept: bool
+) -> None:
+    log, other = opened(), opened()
+    begin(other, "s")
+    begin(other, "t", "INTENT")  # so that the end of `s` is behind another message
+    everything, page, delete, ended = log._index.all, log._server._page, other._server.delete, False
+    pen = other._nats_heart.pen(other._nats_heart._current)
+
+    async def not_swept(stream: str, seq: int) -> bool:
+        if stream == other._server.stream:
+            raise KeyError
+        return await delete(stream, seq)
+
+    def end() -> None:
+        other.flush(other.append(record("s", 2, "COMMITTED")))
+        with monkeypatch.context() as patched, pytest.raises(KeyError):
+            patched.setattr(other._server, "delete", not_swept)
+            pen._since = 10**6  # the next message lists what is open: those before it may go
+            other.flush(other.append(record("t", 3)))
+            other.release("s")
+            other.compact(keep_days=0)
+
+    async def after_it() -> Any:
+        nonlocal ended
+        if not ended:
+            await asyncio.to_thread(end)
+            ended = True
+        return await everything()
+
+    async def beside(stream: str, body: dict[str, Any]) -> Any:
+        found = await page(stream, {**body, "batch": 1})
+        if swept and ended and any(b'["s",' in message.data for message in found):
+            await asyncio.to_thread(other.compact, keep_days=0)
+        return found
+
+    monkeypatch.setattr(log._index, "all", after_it)
+    monkeypatch.setattr(log._server, "_page", beside)
+    assert log.verify().intact and ended and log.saga_ids() == ("t",)
+
+
+def test_what_an_adoption_left_that_was_killed_is_no_damage(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = MemoryLog(), opened()
+    begin(source, "s", "INTENT")
+    source.release("s")
+    lines = source.lines("s")
+
+    async def killed(changes: Sequence[Any]) -> list[int | None]:
+        raise KeyError
+
+    monkeypatch.setattr(target._index, "change_all", killed)
+    with pytest.raises(KeyError):
+        target.adopt({"s": lines})
+    monkeypatch.undo()
+    assert target.verify().intact and target.saga_ids() == () and target.unfinished().saga_ids == ()
+    assert target.adopt({"s": lines}).stored == ("s",)
+    assert target.verify().intact and target.verify().records == 2
 
 
 def test_one_compaction_at_a_time(opened: Callable[..., NatsLog]) -> None:

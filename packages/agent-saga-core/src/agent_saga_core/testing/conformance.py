@@ -480,6 +480,25 @@ class LogConformance(LogFaults):
         log.flush(log.append(record(ids[0], 3)))  # still owned
         assert [one.n for one in another().claim(ids[3])] == [1, 2, 3]
 
+    def test_what_was_flushed_together_is_forgotten_apart(self, log: Log, another: Callable[[], Log]) -> None:
+        owner = another()
+        owner.claim("ended", fresh=True)
+        owner.claim("open", fresh=True)
+        owner.append(record("ended", 1, "START"))
+        owner.flush(owner.append(record("open", 1, "START")))
+        owner.append(record("open", 2))
+        owner.flush(owner.append(record("ended", 2)))
+        owner.flush(owner.append(record("ended", 3, "COMMITTED")))
+        owner.close()
+        for _ in range(2):
+            log.compact(keep_days=0.0)
+            assert log.verify().intact and set(log.saga_ids()) <= {"ended", "open"}
+        assert [one.n for one in log.claim("open")] == [1, 2, 3]
+        log.flush(log.append(record("open", 4, "COMMITTED", epoch=3)))
+        log.release("open")
+        log.compact(keep_days=0.0)
+        assert log.verify().intact and log.unfinished().saga_ids == ()
+
     def test_compaction_and_retention_beside_live_writers(self, log: Log, another: Callable[[], Log]) -> None:
         """What ended long ago goes, what ended lately and what has not ended stays, and nobody is held up."""
         stop = threading.Event()

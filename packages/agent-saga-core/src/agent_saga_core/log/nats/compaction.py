@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy
@@ -29,6 +29,16 @@ class _Writer(NamedTuple):
     fenced: bool
     listed: int
     """From this message on, all are needed to find where its sagas end."""
+
+
+class _Read(NamedTuple):
+    """A message without its payload."""
+
+    message: Message
+    sagas: frozenset[tuple[str, str]]
+    """The sagas that records in it are of, each with its life."""
+    ended: frozenset[tuple[str, str]]
+    """Those of them whose final record is in it."""
 
 
 class Passage:
@@ -166,44 +176,54 @@ class Passage:
 
     async def _sweep(self) -> None:
         """Remove the messages of which no saga is known any more."""
-        needed: set[int] = set()
-        spare: list[Message] = []
-        blobs: list[Message] = []
-        fences: dict[str, list[Message]] = {}
-        kept: set[str] = set()
-        messages: list[tuple[Message, set[tuple[str, str]]]] = []
-        async for message in self._server.scan(self._server.stream, f"{self._server.address.name}.>"):
-            if message.headers.get(KIND) == Kind.BLOB:
-                blobs.append(message._replace(data=b""))
-                continue
-            read = meta_of(await self._reader.payload(message))
-            if read is None:
-                kept.add(message.subject)  # damage, which is left to be found
-                continue
-            named = {(part.saga, part.life) for part in read[0].sagas}
-            messages.append((message._replace(data=b""), named))
+        messages, blobs, kept = await self._all()
         # The entries after the messages: what is not entered now was forgotten, or is not yet.
         entries, faults = await self._index.all()
         if faults:
             return
         lives = {(saga, seen.entry.life) for saga, seen in entries.items()}
         gone: set[tuple[str, str]] = set()
-        for message, named in messages:
-            if named & lives or not await self._are_gone(named, gone) or not await self._may_go(message):
+        left: set[tuple[str, str]] = set()
+        needed: set[int] = set()
+        spare: list[_Read] = []
+        fences: list[Message] = []
+        for read in messages:
+            message, named, ended = read
+            # The final record of a saga goes last: `verify` calls one without it, and without an entry, lost.
+            needless = not named & lives and not ended & left and await self._are_gone(named, gone)
+            if not needless or not await self._may_go(message):
+                left |= named
                 kept.add(message.subject)
                 needed.update(int(seq) for seq in message.headers.get(BLOBS, "").split(",") if seq.isdigit())
             elif message.headers.get(KIND) == Kind.FENCE:
-                fences.setdefault(message.subject, []).append(message)
+                fences.append(message)
             else:
-                spare.append(message)
-        spare += [blob for blob in blobs if blob.seq not in needed and _old(blob)]
-        for begin in range(0, len(spare), _AT_ONCE):
-            await gathered([asyncio.ensure_future(self._remove(one)) for one in spare[begin : begin + _AT_ONCE]])
+                spare.append(read)
+        for some in _together(spare):
+            await self._remove(some)
+        await self._remove([blob for blob in blobs if blob.seq not in needed and _old(blob)])
         # A fence goes last: while anything of its writer is there, that writer must not fit behind it.
-        for subject, last in fences.items():
-            if subject not in kept:
-                for fence in last:
-                    await self._remove(fence)
+        await self._remove([fence for fence in fences if fence.subject not in kept])
+
+    async def _all(self) -> tuple[list[_Read], list[Message], set[str]]:
+        """Every message that can be read, without its payload; parts of long payloads; the subjects of the others."""
+        messages: list[_Read] = []
+        blobs: list[Message] = []
+        damaged: set[str] = set()
+        async for message in self._server.scan(self._server.stream, f"{self._server.address.name}.>"):
+            bare = message._replace(data=b"")
+            if message.headers.get(KIND) == Kind.BLOB:
+                blobs.append(bare)
+                continue
+            read = meta_of(await self._reader.payload(message))
+            if read is None:
+                damaged.add(message.subject)  # it is left to be found
+                continue
+            parts = read[0].sagas
+            named = frozenset((part.saga, part.life) for part in parts)
+            ended = frozenset((part.saga, part.life) for part in parts if part.final)
+            messages.append(_Read(bare, named, ended))
+        return messages, blobs, damaged
 
     async def _are_gone(self, named: set[tuple[str, str]], gone: set[tuple[str, str]]) -> bool:
         """Whether the index does not know any of these; asked of its leader, because others lag behind."""
@@ -230,8 +250,12 @@ class Passage:
             )
         return writer.fenced or message.seq < writer.listed
 
-    async def _remove(self, message: Message) -> None:
-        await self._server.insist(lambda: self._server.delete(self._server.stream, message.seq))
+    async def _remove(self, messages: Sequence[Message]) -> None:
+        async def one(seq: int) -> bool:
+            return await self._server.insist(lambda: self._server.delete(self._server.stream, seq))
+
+        for begin in range(0, len(messages), _AT_ONCE):
+            await gathered([asyncio.ensure_future(one(some.seq)) for some in messages[begin : begin + _AT_ONCE]])
 
     async def _unmark(self, entries: dict[str, Seen]) -> None:
         for saga_id in await self._index.marks():
@@ -243,6 +267,20 @@ class Passage:
                 continue
             if seen is None or seen.entry.ended is not None:
                 await self._index.drop_mark(saga_id)
+
+
+def _together(messages: Sequence[_Read]) -> Iterator[list[Message]]:
+    """The messages, as many at once as may go in any order: no final record goes with what stands before it."""
+    some: list[Message] = []
+    begun: set[tuple[str, str]] = set()
+    for message, named, ended in messages:
+        if ended & begun:
+            yield some
+            some, begun = [], set()
+        some.append(message)
+        begun |= named
+    if some:
+        yield some
 
 
 def _old(message: Message) -> bool:

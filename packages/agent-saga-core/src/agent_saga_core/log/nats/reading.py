@@ -276,11 +276,12 @@ def _damage(fault: LogCorrupted) -> Damage:
 class _Seen:
     """What the walk has met of one life of a saga."""
 
-    __slots__ = ("fault", "final", "last", "records", "tail")
+    __slots__ = ("counts", "fault", "final", "last", "records", "tail")
 
     def __init__(self) -> None:
         self.last = self.tail = self.records = 0
         self.final = False
+        self.counts = False  # whether a writer wrote of it: what was copied here counts only once an entry names it
         self.fault: str | None = None
 
 
@@ -296,9 +297,9 @@ class _Walk:
         self.sagas: dict[tuple[str, str], _Seen] = {}
         self.damage: list[Damage] = []
 
-    async def messages(self) -> None:
+    async def messages(self, start: int = 1) -> None:
         name = self._server.address.name
-        async for message in self._server.scan(self._server.stream, f"{name}.>"):
+        async for message in self._server.scan(self._server.stream, f"{name}.>", start):
             if message.headers.get(KIND) == Kind.BLOB:
                 continue
             read = meta_of(payload := await self._reader.payload(message))
@@ -307,7 +308,8 @@ class _Walk:
                     self._broken(message)
                 continue
             for part in read[0].sagas:
-                self._part(message.seq, part, bodies_of(part, payload, read[1]))
+                seen = self._part(message.seq, part, bodies_of(part, payload, read[1]))
+                seen.counts = seen.counts or message.subject.startswith(f"{name}.w.")
             if self._progress is not None and self.met // PROGRESS_EVERY > self._told // PROGRESS_EVERY:
                 self._told = self.met
                 self._progress(self.met)
@@ -316,7 +318,7 @@ class _Walk:
         where = f"message {message.seq} of {message.subject}"
         self.damage.append(Damage(where=where, reason="it is not what was written", saga_ids=None))
 
-    def _part(self, seq: int, part: Part, rows: list[BODY]) -> None:
+    def _part(self, seq: int, part: Part, rows: list[BODY]) -> _Seen:
         seen = self.sagas.get((part.saga, part.life))
         if seen is None:
             seen = self.sagas[part.saga, part.life] = _Seen()
@@ -325,6 +327,7 @@ class _Walk:
         seen.last, seen.tail, seen.final = part.last, seq, part.final
         seen.records += len(rows)
         self.met += len(rows)
+        return seen
 
     def _fault(self, seen: _Seen, part: Part, rows: list[BODY]) -> str | None:
         if part.first != seen.last + 1 or part.last != part.first + len(rows) - 1:
@@ -347,12 +350,13 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
     entries, faults = await reader.index.all()
     damage = [*walk.damage, *map(_damage, faults)]
     suspects: dict[str, str] = {}
+    unknown: dict[tuple[str, str], _Seen] = {}
     records = 0
     for (saga_id, life), seen in walk.sagas.items():
         there = entries.get(saga_id)
         if there is None or there.entry.life != life:
-            if not seen.final:
-                suspects[saga_id] = "the index does not know it"
+            if there is None and seen.counts and not seen.final:
+                unknown[saga_id, life] = seen
             continue
         records += seen.records
         if seen.fault is not None or not _agrees(there, seen):
@@ -360,13 +364,11 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
     for saga_id, seen in entries.items():
         if (saga_id, seen.entry.life) not in walk.sagas and (seen.entry.next > 1 or seen.entry.ended is not None):
             suspects[saga_id] = "its records are missing"
-    for saga_id, fault in suspects.items():
-        if any(saga_id in (one.saga_ids or ()) for one in damage):
-            continue
-        if saga_id in entries or fault != "the index does not know it":
-            damage += await _suspected(reader, saga_id)
-        elif await reader.index.get(saga_id) is None:
-            damage.append(Damage(where=f"saga {saga_id!r}", reason=fault, saga_ids=(saga_id,)))
+    named = {saga_id for one in damage for saga_id in one.saga_ids or ()}
+    for saga_id in suspects.keys() - named:
+        damage += await _suspected(reader, saga_id)
+    lost = [saga_id for saga_id in await _lost(reader, server, unknown) if saga_id not in named]
+    damage += [Damage(where=f"saga {one!r}", reason="the index does not know it", saga_ids=(one,)) for one in lost]
     if progress is not None:
         progress(records)
     first = f"{damage[0].where}: {damage[0].reason}" if damage else None
@@ -378,6 +380,24 @@ def _agrees(there: Seen, seen: _Seen) -> bool:
     if entry.ended is not None:
         return seen.final and entry.tail == seen.tail and entry.next == seen.last + 1
     return entry.owner is not None or (entry.tail == seen.tail and entry.next == seen.last + 1 and not seen.final)
+
+
+async def _lost(reader: Reader, server: Server, unknown: dict[tuple[str, str], _Seen]) -> list[str]:
+    """Which of these the index has lost: those that it does not know, and that were not forgotten.
+
+    As long as anything of a saga that ended is there, its final record is: compaction removes that last.
+    """
+    if not unknown:
+        return []
+    later = _Walk(reader, server, None)
+    await later.messages(min(seen.tail for seen in unknown.values()))
+    lost: list[str] = []
+    for (saga_id, life), seen in unknown.items():
+        now = later.sagas.get((saga_id, life))
+        left = now is not None and not now.final and await reader.part(seen.tail, saga_id, life) is not None
+        if left and await reader.index.get(saga_id) is None:
+            lost.append(saga_id)
+    return lost
 
 
 async def _suspected(reader: Reader, saga_id: str) -> list[Damage]:
