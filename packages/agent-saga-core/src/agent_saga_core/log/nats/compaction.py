@@ -225,7 +225,7 @@ class Passage:
             messages.append(_Read(bare, named, ended))
         return messages, blobs, damaged
 
-    async def _are_gone(self, named: set[tuple[str, str]], gone: set[tuple[str, str]]) -> bool:
+    async def _are_gone(self, named: frozenset[tuple[str, str]], gone: set[tuple[str, str]]) -> bool:
         """Whether the index does not know any of these; asked of its leader, because others lag behind."""
         for saga, life in named - gone:
             seen = await self._index.get(saga)

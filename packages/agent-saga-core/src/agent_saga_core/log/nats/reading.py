@@ -367,8 +367,7 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
     named = {saga_id for one in damage for saga_id in one.saga_ids or ()}
     for saga_id in suspects.keys() - named:
         damage += await _suspected(reader, saga_id)
-    lost = [saga_id for saga_id in await _lost(reader, server, unknown) if saga_id not in named]
-    damage += [Damage(where=f"saga {one!r}", reason="the index does not know it", saga_ids=(one,)) for one in lost]
+    damage += await _lost(reader, server, {one: seen for one, seen in unknown.items() if one[0] not in named})
     if progress is not None:
         progress(records)
     first = f"{damage[0].where}: {damage[0].reason}" if damage else None
@@ -382,8 +381,8 @@ def _agrees(there: Seen, seen: _Seen) -> bool:
     return entry.owner is not None or (entry.tail == seen.tail and entry.next == seen.last + 1 and not seen.final)
 
 
-async def _lost(reader: Reader, server: Server, unknown: dict[tuple[str, str], _Seen]) -> list[str]:
-    """Which of these the index has lost: those that it does not know, and that were not forgotten.
+async def _lost(reader: Reader, server: Server, unknown: dict[tuple[str, str], _Seen]) -> list[Damage]:
+    """What the index has lost of these: those sagas that it does not know, and that were not forgotten.
 
     As long as anything of a saga that ended is there, its final record is: compaction removes that last.
     """
@@ -391,12 +390,13 @@ async def _lost(reader: Reader, server: Server, unknown: dict[tuple[str, str], _
         return []
     later = _Walk(reader, server, None)
     await later.messages(min(seen.tail for seen in unknown.values()))
-    lost: list[str] = []
+    lost: list[Damage] = []
     for (saga_id, life), seen in unknown.items():
         now = later.sagas.get((saga_id, life))
         left = now is not None and not now.final and await reader.part(seen.tail, saga_id, life) is not None
-        if left and await reader.index.get(saga_id) is None:
-            lost.append(saga_id)
+        if left and not (await reader.index.some([saga_id]))[0]:
+            reason = "the index does not know it"
+            lost.append(Damage(where=f"saga {saga_id!r}", reason=reason, saga_ids=(saga_id,)))
     return lost
 
 
