@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -46,8 +46,6 @@ def pen_of(log: NatsLog) -> Any:
 
 
 class NatsBehind(Behind):
-    given_up_once: ClassVar[bool] = True
-
     def appended(self, url: str) -> bytes:
         return written(url)
 

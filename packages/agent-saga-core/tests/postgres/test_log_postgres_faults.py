@@ -19,7 +19,6 @@ from .server import control, expire, fresh_schema, server_of_its_own, sql, stand
 
 class Postgres(EntryBehind):
     fenced_as_a_whole: ClassVar[bool] = False
-    claims: ClassVar[int] = 2
 
     def appended(self, url: str) -> bytes:
         return b".record("

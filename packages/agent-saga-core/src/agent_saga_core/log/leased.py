@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from abc import abstractmethod
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ B = TypeVar("B", bound=Batch)
 class Holding:
     """Under what token a saga is owned: the epoch, and the nonce of the writer."""
 
-    __slots__ = ("asked", "epoch", "fresh", "kept", "writer")
+    __slots__ = ("asked", "epoch", "fresh", "kept", "turn", "writer")
 
     def __init__(self, writer: Writer, epoch: int, *, fresh: bool) -> None:
         self.writer = writer
@@ -30,6 +31,9 @@ class Holding:
         self.fresh = fresh  # the store learns of the saga with its first record
         self.asked = False  # whether the server may have heard of this ownership
         self.kept = 0  # the last record of the saga that is known to be stored
+        # Drawn by a claim, 0 of a fresh saga. It tells this ownership from the next one of the same writer, which has
+        # the same epoch while nothing is begun: what was asked for this one may arrive late.
+        self.turn = 0
 
 
 class Taken(NamedTuple):
@@ -146,6 +150,7 @@ class LeasedLog(GroupCommitLog[B]):
     def _take_over(self, saga_id: str, owner: Owned) -> tuple[Record, ...]:
         holding = self._holdings[owner]
         holding.fresh = False
+        holding.turn = secrets.randbits(62) + 1
         taken = self.take_over(saga_id, holding)
         while taken is None:
             holding.writer = self._heart.writer()

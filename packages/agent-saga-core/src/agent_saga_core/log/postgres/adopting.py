@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any, Final
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
 from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, Whole, is_final, is_there
 from agent_saga_core.log.postgres.connection import Connection, Server
-from agent_saga_core.log.postgres.reading import Row, rows_of
+from agent_saga_core.log.postgres.reading import Row, rows_of, rows_of_many
 from agent_saga_core.log.sql import body_of, damaged, lines_of
 
 __all__ = ["adopt", "lines"]
@@ -19,11 +18,6 @@ __all__ = ["adopt", "lines"]
 _MOST_BYTES: Final = 16 * 2**20  # in one transaction, unless one history is longer; and in one statement
 _LOOK_AT: Final = 100  # sagas at a time: on a first copy nothing is there, on one that is repeated everything
 
-_ROWS: Final = (
-    "SELECT s.id, s.next, s.epoch, s.owner, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n,"
-    " r.epoch, r.body FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner"
-    " LEFT JOIN {s}.record r ON r.saga = s.seq WHERE s.id = ANY(%b::text[]) ORDER BY s.seq, r.n"
-)
 # An id that a process claimed which died before it began anything. If it comes back, its first append is refused.
 _DROP_EMPTY: Final = (
     "DELETE FROM {s}.saga s WHERE s.id = %b AND s.next = 1 AND s.owner IS NOT DISTINCT FROM %b::uuid AND NOT EXISTS"
@@ -122,19 +116,16 @@ class _Look:
 
     def at(self, wholes: Sequence[Whole]) -> None:
         """Sort them by what is to be done."""
+        schema = self._server.address.schema
         for start in range(0, len(wholes), _LOOK_AT):
             some = wholes[start : start + _LOOK_AT]
-            found = self._server.run(lambda connection, some=some: self._rows(connection, some))
+            ids = [whole.saga_id for whole in some]
+            found = self._server.run(lambda connection, ids=ids: rows_of_many(connection, schema, ids))
             for whole in some:
                 try:
-                    self._one(whole, found.get(whole.saga_id, []))
+                    self._one(whole, found.get(whole.saga_id, (True, []))[1])
                 except (SagaBusy, AnotherHistory, LogCorrupted) as error:
                     self.refused[whole.saga_id] = error
-
-    def _rows(self, connection: Connection, wholes: Sequence[Whole]) -> dict[str, list[Row]]:
-        ids = [whole.saga_id for whole in wholes]
-        rows = connection.execute(_sql(_ROWS, self._server.address.schema), (ids,), binary=True).fetchall()
-        return {saga_id: [Row(*row[1:]) for row in of] for saga_id, of in groupby(rows, key=lambda row: row[0])}
 
     def _one(self, whole: Whole, rows: list[Row]) -> None:
         owner = rows[0].owner if rows else None

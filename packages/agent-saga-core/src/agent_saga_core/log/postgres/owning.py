@@ -24,7 +24,7 @@ _TRIES: Final = 16
 """How often a saga may change under a claimer before it is called busy."""
 
 _APPEAR: Final = (
-    "INSERT INTO {s}.saga(id, epoch, next, owner) SELECT %b, 1, 1, nonce FROM {s}.writer"
+    "INSERT INTO {s}.saga(id, epoch, next, owner, turn) SELECT %b, 1, 1, nonce, %b FROM {s}.writer"
     " WHERE nonce = %b AND NOT fenced ON CONFLICT (id) DO NOTHING"
 )
 # The row of the writer that had it is locked first, so that it cannot renew its lease in the same moment: then either
@@ -32,7 +32,7 @@ _APPEAR: Final = (
 _TAKE: Final = (
     "WITH fence AS (UPDATE {s}.writer SET fenced = true WHERE nonce = %(old)s::uuid AND nonce <> %(me)s"
     " AND (fenced OR lease_until < now()) RETURNING nonce),"
-    " taken AS (UPDATE {s}.saga SET owner = %(me)s, epoch = %(new)s, next = %(next)s"
+    " taken AS (UPDATE {s}.saga SET owner = %(me)s, turn = %(turn)s, epoch = %(new)s, next = %(next)s"
     " WHERE id = %(id)s AND next = %(seen)s AND epoch = %(epoch)s AND owner IS NOT DISTINCT FROM %(old)s::uuid"
     " AND ended IS NULL AND EXISTS (SELECT FROM {s}.writer WHERE nonce = %(me)s AND NOT fenced)"
     " AND (%(old)s::uuid IS NULL OR %(mine)s OR EXISTS (SELECT FROM fence)"
@@ -56,15 +56,15 @@ _CLAIM_SOME: Final = (
     " AND s.owner IS NOT DISTINCT FROM g.owner AND s.ended IS NULL"
     " AND EXISTS (SELECT FROM {s}.writer WHERE nonce = %(me)s AND NOT fenced)"
     " AND (g.free OR g.owner IN (SELECT nonce FROM fence)) FOR UPDATE OF s SKIP LOCKED),"
-    " taken AS (UPDATE {s}.saga s SET owner = %(me)s, epoch = at.seen, next = at.seen + 1 FROM at WHERE s.seq = at.seq"
-    " RETURNING s.seq, at.id, at.seen, at.body),"
+    " taken AS (UPDATE {s}.saga s SET owner = %(me)s, turn = 0, epoch = at.seen, next = at.seen + 1 FROM at"
+    " WHERE s.seq = at.seq RETURNING s.seq, at.id, at.seen, at.body),"
     " kept AS (INSERT INTO {s}.record(saga, n, epoch, body) SELECT seq, seen, seen, body FROM taken)"
     " SELECT id FROM taken"
 )
+_MINE: Final = "WHERE id = %(id)s AND owner = %(me)s AND turn = %(turn)s AND epoch = %(epoch)s"
 _RELEASE: Final = (
-    "WITH gone AS (DELETE FROM {s}.saga WHERE id = %(id)s AND owner = %(me)s AND epoch = %(epoch)s AND next = 1)"
-    " UPDATE {s}.saga SET owner = NULL WHERE id = %(id)s AND owner = %(me)s AND epoch = %(epoch)s AND next > 1"
-    " AND ended IS NULL"
+    f"WITH gone AS (DELETE FROM {{s}}.saga {_MINE} AND next = 1)"
+    f" UPDATE {{s}}.saga SET owner = NULL {_MINE} AND next > 1 AND ended IS NULL"
 )
 
 
@@ -122,33 +122,41 @@ class Ownership:
         writer = holding.writer
         if not rows:
             holding.asked, holding.epoch = True, 1
-            appeared = self._server.run(lambda c: c.execute(self._appear, (saga_id, writer.nonce)).rowcount)
+            appeared = self._server.run(
+                lambda c: c.execute(self._appear, (saga_id, holding.turn, writer.nonce)).rowcount
+            )
             return Taken((), 0) if appeared else None
         seen = rows[0]
         mine = self._heart.mine(seen.owner)
         if seen.owner is not None and not mine and seen.alive:
             raise SagaBusy(f"saga {saga_id!r} is owned by another process; wait until it is done", saga_id=saga_id)
+        # By an earlier try of this claim, whose answer was lost.
+        ours = seen.owner == writer.nonce and seen.turn == holding.turn
         if seen.next == 1 and len(rows) == 1 and seen.n is None:
             holding.asked, holding.epoch = True, seen.epoch
-            taken = self._change(self._take_empty, saga_id, writer, seen, mine=mine)
+            taken = ours or self._change(self._take_empty, saga_id, holding, seen, mine=mine)
             return Taken((), 0) if taken else None
         records = checked(saga_id, rows, self._log_id)
         readable = readable_history(saga_id, records)
         n = len(records) + 1
         if seen.ended is not None or any(record.type in FINAL for record in readable):
             return Taken(readable, n - 1)
+        if ours:
+            holding.epoch = seen.epoch
+            return Taken(readable, n - 1)
         claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
         body = body_of(encode(claim), self._log_id)
         holding.asked, holding.epoch = True, n
-        taken = self._change(self._claim, saga_id, writer, seen, mine=mine, n=n, body=body)
+        taken = self._change(self._claim, saga_id, holding, seen, mine=mine, n=n, body=body)
         return Taken((*readable, claim), n) if taken else None
 
     def _change(
-        self, statement: Any, saga_id: str, writer: Writer, seen: Row, *, mine: bool, n: int = 0, body: bytes = b""
+        self, statement: Any, saga_id: str, holding: Holding, seen: Row, *, mine: bool, n: int = 0, body: bytes = b""
     ) -> bool:
         parameters: dict[str, Any] = {
             "id": saga_id,
-            "me": writer.nonce,
+            "me": holding.writer.nonce,
+            "turn": holding.turn,
             "old": seen.owner,
             "mine": mine,
             "epoch": seen.epoch,
@@ -247,7 +255,7 @@ class Ownership:
 
     def release(self, saga_id: str, holding: Holding) -> None:
         """Give the saga back; as soon as the server is there again, if it is not there now."""
-        parameters = {"id": saga_id, "me": holding.writer.nonce, "epoch": holding.epoch}
+        parameters = {"id": saga_id, "me": holding.writer.nonce, "turn": holding.turn, "epoch": holding.epoch}
 
         def give_back(connection: Connection) -> object:
             return connection.execute(self._release, parameters)

@@ -27,8 +27,9 @@ __all__ = [
 ]
 
 _COLUMNS: Final = (
-    "s.next, s.epoch, s.owner, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n, r.epoch, r.body"
-    " FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner LEFT JOIN {s}.record r ON r.saga = s.seq"
+    "s.next, s.epoch, s.owner, s.turn, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n,"
+    " r.epoch, r.body FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner"
+    " LEFT JOIN {s}.record r ON r.saga = s.seq"
 )
 _ROWS: Final = f"SELECT {_COLUMNS} WHERE s.id = %b ORDER BY r.n"
 _ROWS_OF_MANY: Final = f"SELECT s.id, coalesce(w.fenced, true), {_COLUMNS} WHERE s.id = ANY(%b) ORDER BY s.seq, r.n"
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     next: int
     epoch: int
     owner: object
+    turn: int
     ended: float | None
     alive: bool
     """Whether its owner's lease runs."""

@@ -28,11 +28,11 @@ MIGRATIONS: tuple[tuple[Version, tuple[str, ...]], ...] = (
             "CREATE TABLE {s}.writer(id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, nonce uuid NOT NULL UNIQUE,"
             " lease_until timestamptz NOT NULL, fenced boolean NOT NULL DEFAULT false)",
             # `next` is the number that the saga's next record must have, `epoch` that of its last CLAIM, `owner` the
-            # nonce of its writer, `ended` the time of its final record. Nearly every update touches no index and
-            # finds room in its page.
+            # nonce of its writer, `turn` what its last claim has drawn, `ended` the time of its final record. Nearly
+            # every update touches no index and finds room in its page.
             'CREATE TABLE {s}.saga(seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text COLLATE "C" NOT NULL'
-            " UNIQUE, epoch bigint NOT NULL, next bigint NOT NULL, owner uuid, ended double precision)"
-            " WITH (fillfactor=50)",
+            " UNIQUE, epoch bigint NOT NULL, next bigint NOT NULL, owner uuid, turn bigint NOT NULL DEFAULT 0,"
+            " ended double precision) WITH (fillfactor=50)",
             "CREATE INDEX saga_open ON {s}.saga(owner) WHERE ended IS NULL",
             "CREATE TABLE {s}.record(saga bigint NOT NULL, n bigint NOT NULL, epoch bigint NOT NULL, body bytea NOT"
             " NULL, PRIMARY KEY(saga, n))",

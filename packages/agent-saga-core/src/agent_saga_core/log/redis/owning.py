@@ -97,7 +97,9 @@ class Ownership:
         new = (holding.epoch, n + 1 if n else 1)
         head = (self._server.log_id or b"", writer.acknowledged, writer.nonce.hex)
         answer = self._server.run(
-            lambda connection: connection.run(TAKE, keys, [*head, name, owner, *was, int(mine), *new, body])
+            lambda connection: connection.run(
+                TAKE, keys, [*head, name, owner, *was, int(mine), *new, body, holding.turn]
+            )
         )
         if not acknowledged(self._server, writer, answer):
             return False, True
@@ -115,7 +117,7 @@ class Ownership:
     def release(self, saga_id: str, holding: Holding) -> None:
         """Give the saga back; as soon as the server is there again, if it is not there now."""
         key, name = self._server.address.key, saga_id.encode()
-        arguments = [name, holding.writer.nonce.hex, holding.epoch]
+        arguments = [name, holding.writer.nonce.hex, holding.epoch, holding.turn]
 
         def give_back(connection: Connection) -> object:
             return connection.run(RELEASE, [key("saga", name), key("empty")], arguments)

@@ -7,7 +7,7 @@ All keys begin with the prefix and a colon:
     open            zset     those that have not ended, by seq
     ended           zset     those that have, by the time of their final record
     empty           zset     ids that were claimed and nothing begun under, by the server's time in milliseconds
-    saga:ID         hash     seq, epoch, next, owner (a nonce, or nothing), ended
+    saga:ID         hash     seq, epoch, next, owner (a nonce, or nothing), ended; turn, drawn by the last claim
     records:ID      list     the lines of its records, in order
     writers         zset     nonces, by the end of their lease
     writer:NONCE    hash     until, in milliseconds of the server's clock; fenced; count, of its writes

@@ -129,17 +129,15 @@ TAKE: Final = Script(
     + _NOW
     + """
 local saga, records, old = KEYS[7], KEYS[8], KEYS[9]
-local id, owner, epoch, next, mine, new_epoch, new_next, body = unpack(ARGV, 4, 11)
-local row = redis.pcall('HMGET', saga, 'owner', 'epoch', 'next', 'ended')
+local id, owner, epoch, next, mine, new_epoch, new_next, body, turn = unpack(ARGV, 4, 12)
+local row = redis.pcall('HMGET', saga, 'owner', 'epoch', 'next', 'ended', 'turn')
 local length = redis.pcall('LLEN', records)
 if row.err or type(length) ~= 'number' then return {'damaged'} end
 local function read_back()
   return {'taken', count, call('HGET', saga, 'next'), call('LINDEX', records, -1)}
 end
 -- By an earlier try of this one, whose answer was lost.
-if row[1] == me and row[2] == new_epoch and row[3] == new_next then
-  if body == '' or call('LINDEX', records, -1) == body then return read_back() end
-end
+if row[1] == me and row[2] == new_epoch and row[3] == new_next and row[5] == turn then return read_back() end
 if row[4] or (row[1] or '') ~= owner or (row[2] or '') ~= epoch or (row[3] or '') ~= next then return {'changed'} end
 if length ~= (tonumber(next) or 1) - 1 then return {'changed'} end
 local fence = false
@@ -152,7 +150,7 @@ if owner ~= '' and owner ~= me and mine == '0' then
 end
 if fence then call('HSET', old, 'fenced', '1') end
 if body ~= '' then call('RPUSH', records, body) end
-call('HSET', saga, 'owner', me, 'epoch', new_epoch, 'next', new_next)
+call('HSET', saga, 'owner', me, 'epoch', new_epoch, 'next', new_next, 'turn', turn)
 if next == '' then call('ZADD', KEYS[5], now(), id) end
 count = call('HINCRBY', KEYS[6], 'count', 1)
 return read_back()
@@ -163,9 +161,9 @@ return read_back()
 RELEASE: Final = Script(
     _CALL
     + """
-local row = redis.pcall('HMGET', KEYS[1], 'owner', 'epoch', 'next', 'ended')
+local row = redis.pcall('HMGET', KEYS[1], 'owner', 'epoch', 'next', 'ended', 'turn')
 call('ZCARD', KEYS[2])
-if row.err or row[1] ~= ARGV[2] or row[2] ~= ARGV[3] or row[4] then return 0 end
+if row.err or row[1] ~= ARGV[2] or row[2] ~= ARGV[3] or row[4] or (row[5] or '0') ~= ARGV[4] then return 0 end
 if row[3] == '1' then
   call('DEL', KEYS[1])
   call('ZREM', KEYS[2], ARGV[1])
