@@ -7,7 +7,6 @@ import logging
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -404,11 +403,6 @@ class TestNatsAddresses(Addresses):
         name = address_of(url).name
         streams = behind(url, lambda server: server.api("STREAM.NAMES"))["streams"] or ()
         assert not [one for one in streams if one.startswith(name)]
-
-    def check_nobodys(self, log: NatsLog) -> None:
-        assert not log.owned("bad")
-        with suppress(LogCorrupted):  # of an entry that cannot be read, nobody can say
-            assert not log.is_live("bad")
 
     def check_unfinished(self, saga_ids: tuple[str, ...]) -> None:
         """An entry may say that its saga has ended, or whose it is may be all that is damaged."""

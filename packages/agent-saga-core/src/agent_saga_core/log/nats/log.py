@@ -100,7 +100,10 @@ class NatsLog(LeasedLog[LineBatch]):
         return await self._ownership.watch.undecided(owners.difference(self._nonces())) if owners else 0.0
 
     async def _is_live(self, saga_id: str) -> bool:
-        seen = await self._index.get(saga_id)
+        try:
+            seen = await self._index.get(saga_id)
+        except LogCorrupted:
+            return False  # whose it is cannot be read; who reads or claims it hears of that
         if seen is None or seen.entry.owner is None or seen.entry.ended is not None:
             return False
         state, _ = await self._ownership.watch.judge(seen.entry.owner)
