@@ -359,6 +359,7 @@ SPOILS: dict[str, Callable[[Server], Any]] = {
     "no line": lambda server: spoil_message(server, -1, lambda data: data[:-30] + b"\n"),
     "no meta": lambda server: spoil_message(server, -1, lambda data: b"{}" + data),
     "next": lambda server: spoil_entry(server, next=9),
+    "epoch": lambda server: spoil_entry(server, epoch=2),
     "tail": lambda server: spoil_entry(server, tail=10**9),
     "ended": lambda server: spoil_entry(server, ended=1.0),
     "life": lambda server: spoil_entry(server, life="another"),

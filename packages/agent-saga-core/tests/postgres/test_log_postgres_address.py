@@ -230,6 +230,10 @@ SPOILS: dict[str, Callable[[str], object]] = {
     ),
     "last": lambda url: sql(url, "DELETE FROM {s}.record r USING {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 3"),
     "next": lambda url: sql(url, "UPDATE {s}.saga SET next = next + 1 WHERE id = 'bad'"),
+    "epoch": lambda url: sql(url, "UPDATE {s}.saga SET epoch = 2 WHERE id = 'bad'"),
+    "record epoch": lambda url: sql(
+        url, "UPDATE {s}.record r SET epoch = 2 FROM {s}.saga s WHERE seq = saga AND id = 'bad' AND n = 3"
+    ),
     "ended": lambda url: sql(url, "UPDATE {s}.saga SET ended = 1 WHERE id = 'bad'"),
     "moved": lambda url: sql(
         url, "UPDATE {s}.record SET n = n + 10 FROM {s}.saga WHERE seq = saga AND id = 'bad' AND n = 3"

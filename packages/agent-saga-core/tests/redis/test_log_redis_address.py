@@ -379,7 +379,6 @@ def spoiler(spoil: Callable[[Behind], object]) -> Callable[[str], object]:
 class TestRedisAddresses(Addresses):
     no_addresses: ClassVar[list[str]] = NO_ADDRESSES
     spoils: ClassVar[dict[str, Callable[[str], object]]] = {name: spoiler(spoil) for name, spoil in SPOILS.items()}
-    lines_tell: ClassVar[bool] = False  # an epoch of the row that no record has
 
     def as_scott(self, url: str) -> str:
         return as_user(url, "scott", SECRET)

@@ -126,7 +126,7 @@ def whole_of(saga_id: str, lines: Sequence[Encoded]) -> Whole:
             epoch = n
         elif line["type"] in _FINAL:
             ended = float(line["time"])
-        epochs.append(n if line["type"] == _CLAIM else int(line["epoch"] or 1))
+        epochs.append(epoch)
     if not lines:
         raise ValueError(f"the history of saga {saga_id!r} is empty; there is nothing to adopt")
     return Whole(saga_id, tuple(lines), range(1, len(lines) + 1), tuple(epochs), epoch, ended, unknown)

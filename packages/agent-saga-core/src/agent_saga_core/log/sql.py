@@ -18,10 +18,12 @@ from agent_saga_core.log.commit import Entry, Owned
 from agent_saga_core.log.lines import encoded_of, record_in
 from agent_saga_core.log.scan import saga_name
 from agent_saga_core.records import (
+    FINAL,
     MAX_LINE_BYTES,
     RECORD_LINE,
     Encoded,
     Record,
+    RecordType,
     digest_fits,
     finish_line,
     header_fits,
@@ -30,6 +32,7 @@ from agent_saga_core.records import (
 
 __all__ = [
     "SCHEMA",
+    "Kept",
     "Prepared",
     "Refusals",
     "Version",
@@ -128,12 +131,25 @@ def read_body(body: object, saga_id: str, n: object, log_id: bytes, *, erased: b
     return record
 
 
+class Kept(NamedTuple):
+    """What a store keeps of a saga beside its records, and what those must agree with."""
+
+    next: int
+    """The number that its next record must have."""
+    ended: bool
+    epoch: int | None
+    """The number of its last CLAIM, 1 if there is none; None while that CLAIM may not be stored yet."""
+    epochs: Sequence[object] | None = None
+    """Under which epoch each record was accepted, in order, where the store keeps that."""
+
+
 def history_of(
     saga_id: str,
     rows: Iterable[tuple[object, object]],
     log_id: bytes,
+    kept: Kept | None = None,
     *,
-    next_n: int | None,
+    next_n: int | None = None,
     erased: bool = False,
 ) -> list[Record]:
     """Every record of a saga, in order, whatever its type.
@@ -142,11 +158,14 @@ def history_of(
         saga_id: The saga.
         rows: Number and stored line of each, in order.
         log_id: The id of the log.
-        next_n: The number that the store expects next; None if the store does not know the saga.
+        kept: What the store keeps of the saga.
+        next_n: The number that the store expects next, where it keeps no more than that; None if it does not know the
+            saga.
         erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
 
     Raises:
-        LogCorrupted: A record is missing, there twice, or not what was written.
+        LogCorrupted: A record is missing, there twice, behind a final one, or not what was written; or the store keeps
+            something else of the saga.
     """
     records: list[Record] = []
     for n, body in rows:
@@ -154,38 +173,70 @@ def history_of(
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         records.append(found)
-    _check_numbers(saga_id, [record.n for record in records], next_n)
+    _agree(saga_id, [(record.n, record.type) for record in records], kept, next_n)
     return records
 
 
 def lines_of(
-    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, *, next_n: int | None
+    saga_id: str,
+    rows: Iterable[tuple[object, object]],
+    log_id: bytes,
+    kept: Kept | None = None,
+    *,
+    next_n: int | None = None,
 ) -> tuple[Encoded, ...]:
     """Every record of a saga as it is stored, in order: like `history_of`, but an erased one is no damage.
 
     Raises:
-        LogCorrupted: A record is missing, there twice, or not what was written.
+        LogCorrupted: A record is missing, there twice, behind a final one, or not what was written; or the store keeps
+            something else of the saga.
     """
     lines: list[Encoded] = []
-    numbers: list[int] = []
+    kinds: list[tuple[int, str]] = []
     for n, body in rows:
         found = _line_in(body, saga_id, n, log_id)
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         lines.append(encoded_of(found))
-        numbers.append(int(found["n"]))
-    _check_numbers(saga_id, numbers, next_n)
+        kinds.append((int(found["n"]), found["type"].decode()))
+    _agree(saga_id, kinds, kept, next_n)
     return tuple(lines)
 
 
-def _check_numbers(saga_id: str, numbers: Sequence[int], next_n: int | None) -> None:
-    fault = history_fault(numbers)
-    if fault is None and next_n is None and numbers:
-        fault = "the store does not know it, but holds records of it"
-    if fault is None and next_n is not None and next_n != len(numbers) + 1:
-        fault = f"{len(numbers)} records are there, and {next_n - 1} were written"
+def _agree(saga_id: str, kinds: Sequence[tuple[int, str]], kept: Kept | None, next_n: int | None) -> None:
+    """Refuse records, of which number and type are given, that are not all, or not what the store says of them."""
+    fault = _numbers_fault([n for n, _ in kinds], next_n if kept is None else kept.next)
+    if fault is None and any(kind in FINAL for _, kind in kinds[:-1]):
+        fault = "records follow its final one"
+    if fault is None and kept is not None:
+        fault = _kept_fault(kinds, kept)
     if fault is not None:
         raise damaged(saga_id, fault)
+
+
+def _numbers_fault(numbers: Sequence[int], next_n: int | None) -> str | None:
+    fault = history_fault(numbers)
+    if fault is None and next_n is None and numbers:
+        return "the store does not know it, but holds records of it"
+    if fault is None and next_n is not None and next_n != len(numbers) + 1:
+        return f"{len(numbers)} records are there, and {next_n - 1} were written"
+    return fault
+
+
+def _kept_fault(kinds: Sequence[tuple[int, str]], kept: Kept) -> str | None:
+    if kept.ended != (bool(kinds) and kinds[-1][1] in FINAL):
+        return "the store and its records do not agree on whether it has ended"
+    epochs: list[int] = []
+    epoch = 1
+    for n, kind in kinds:
+        epoch = n if kind == RecordType.CLAIM else epoch
+        epochs.append(epoch)
+    # Half of what fences a former owner: with another number there, what that one sent might be accepted again.
+    if kept.epoch is not None and kept.epoch != epoch:
+        return "the store and its records do not agree on who claimed it last"
+    if kept.epochs is not None and list(kept.epochs) != epochs:
+        return "the store and its records do not agree on who wrote them"
+    return None
 
 
 def damaged(saga_id: str, fault: str) -> LogCorrupted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -15,25 +14,17 @@ from agent_saga_core.log.nats.messages import BLOBS, KIND, Entry, Kind, Tail
 from agent_saga_core.log.nats.owning import Ownership
 from agent_saga_core.log.nats.reading import Reader
 from agent_saga_core.log.nats.writing import Group, new_token, payload_of, put_blobs
-from agent_saga_core.log.sql import body_of, damaged, lines_of
-from agent_saga_core.records import FINAL
+from agent_saga_core.log.sql import body_of, lines_of
 
 __all__ = ["Adoption", "lines_in"]
 
-# A quote within an id is escaped, so this stands nowhere else.
-_FINAL: Final = re.compile(b',"type":"(?:%b)"' % "|".join(sorted(FINAL)).encode())
 _HEADER_ROOM: Final = 64 * 1024
 
 
 async def lines_in(reader: Reader, saga_id: str) -> Lines:
     """See `Log.lines`."""
     found = await reader.find(saga_id)
-    if found is None:
-        return ()
-    lines = lines_of(saga_id, found.rows, reader.log_id, next_n=found.next)
-    if found.final != (bool(lines) and _FINAL.search(lines[-1].head) is not None):
-        raise damaged(saga_id, "the index and its records do not agree on whether it has ended")
-    return lines
+    return () if found is None else lines_of(saga_id, found.rows, reader.log_id, found.kept)
 
 
 class _Subject:

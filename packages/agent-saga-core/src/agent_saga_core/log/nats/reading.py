@@ -12,8 +12,8 @@ from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.nats.connection import Message, Server
 from agent_saga_core.log.nats.index import Index, Leased, Seen
 from agent_saga_core.log.nats.messages import BLOBS, BODY, KIND, TABLE, Kind, Meta, Part, Tail, fold, meta_of
-from agent_saga_core.log.sql import damaged, history_of, read_body
-from agent_saga_core.records import FINAL, Record
+from agent_saga_core.log.sql import Kept, damaged, history_of, read_body
+from agent_saga_core.records import FINAL, Record, RecordType
 
 __all__ = ["Found", "Reader", "unfinished", "verify"]
 
@@ -36,6 +36,13 @@ class Found(NamedTuple):
     """The last messages that hold records of it, newest first."""
     final: bool
     """Whether its last record ends it, or the index says that it has ended."""
+
+    @property
+    def kept(self) -> Kept:
+        """What its records must agree with."""
+        epoch = self.seen.entry.epoch
+        # A claim changes the entry first; if it comes to nothing, the next one has the same number.
+        return Kept(next=self.next, ended=self.final, epoch=None if epoch == self.next else epoch)
 
 
 class _Known(NamedTuple):
@@ -194,11 +201,7 @@ class Reader:
         Raises:
             LogCorrupted: They are not what was written.
         """
-        saga_id = found.seen.entry.saga
-        records = history_of(saga_id, found.rows, self.log_id, next_n=found.next, erased=erased)
-        if found.final != (bool(records) and records[-1].type in FINAL):
-            raise damaged(saga_id, "the index and its records do not agree on whether it has ended")
-        return records
+        return history_of(found.seen.entry.saga, found.rows, self.log_id, found.kept, erased=erased)
 
     async def history(self, saga_id: str) -> list[Record]:
         """Every record of a saga, in order, whatever its type.
@@ -276,10 +279,11 @@ def _damage(fault: LogCorrupted) -> Damage:
 class _Seen:
     """What the walk has met of one life of a saga."""
 
-    __slots__ = ("counts", "fault", "final", "last", "records", "tail")
+    __slots__ = ("counts", "epoch", "fault", "final", "last", "records", "tail")
 
     def __init__(self) -> None:
         self.last = self.tail = self.records = 0
+        self.epoch = 1
         self.final = False
         self.counts = False  # whether a writer wrote of it: what was copied here counts only once an entry names it
         self.fault: str | None = None
@@ -340,6 +344,8 @@ class _Walk:
                 return f"record {n}: {record}"
             if (record.type in FINAL) != (part.final and n == part.last):
                 return f"record {n} is not what its message says of it"
+            if record.type == RecordType.CLAIM:
+                seen.epoch = n
         return None
 
 
@@ -376,6 +382,8 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
 
 def _agrees(there: Seen, seen: _Seen) -> bool:
     entry = there.entry
+    if entry.epoch not in (seen.epoch, seen.last + 1):  # of a claim, the entry is changed first
+        return False
     if entry.ended is not None:
         return seen.final and entry.tail == seen.tail and entry.next == seen.last + 1
     return entry.owner is not None or (entry.tail == seen.tail and entry.next == seen.last + 1 and not seen.final)

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
-from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, Whole, is_final, is_there
+from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, Whole, is_there
 from agent_saga_core.log.postgres.connection import Connection, Server
-from agent_saga_core.log.postgres.reading import Row, rows_of, rows_of_many
-from agent_saga_core.log.sql import body_of, damaged, lines_of
+from agent_saga_core.log.postgres.reading import Row, checked_lines, rows_of, rows_of_many
+from agent_saga_core.log.sql import body_of
 
 __all__ = ["adopt", "lines"]
 
@@ -41,17 +41,7 @@ def lines(server: Server, saga_id: str, log_id: bytes) -> Lines:
         LogCorrupted: Damage concerns this saga.
     """
     rows = server.run(lambda connection: rows_of(connection, server.address.schema, saga_id))
-    return _lines_in(saga_id, rows, log_id)
-
-
-def _lines_in(saga_id: str, rows: Sequence[Row], log_id: bytes) -> Lines:
-    if not rows:
-        return ()
-    given = [(row.n, row.body) for row in rows if row.n is not None]
-    found = lines_of(saga_id, given, log_id, next_n=rows[0].next)
-    if (rows[0].ended is not None) != (bool(found) and is_final(found[-1])):
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
-    return found
+    return checked_lines(saga_id, rows, log_id)
 
 
 def adopt(server: Server, log_id: bytes, wholes: Sequence[Whole], is_mine: Callable[[str, object], bool]) -> Adopted:
@@ -131,7 +121,7 @@ class _Look:
         owner = rows[0].owner if rows else None
         if self._is_mine(whole.saga_id, owner) or (owner is not None and rows[0].alive):
             raise SagaBusy(f"saga {whole.saga_id!r} is owned; wait until its owner is done", saga_id=whole.saga_id)
-        if is_there(whole, _lines_in(whole.saga_id, rows, self._log_id)):
+        if is_there(whole, checked_lines(whole.saga_id, rows, self._log_id)):
             self.there.add(whole.saga_id)
             return
         if rows:

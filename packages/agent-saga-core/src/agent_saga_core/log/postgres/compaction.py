@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import Compaction
 from agent_saga_core.log.postgres.connection import Connection, Server
-from agent_saga_core.log.postgres.reading import intact
+from agent_saga_core.log.postgres.reading import COLUMNS, JOINED, Row, checked
 from agent_saga_core.records import FINAL
 
 __all__ = ["compact"]
@@ -19,9 +19,8 @@ _CHUNK: Final = 100  # sagas
 # One compaction at a time, as far as a lock that ends with its transaction can say: each chunk is one.
 _LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended('agent-saga compact {s}', 0))"
 _OLD: Final = (
-    "SELECT s.seq, s.id, s.next, s.ended, r.n, r.body"
-    " FROM (SELECT * FROM {s}.saga WHERE seq > %b AND ended <= %b ORDER BY seq LIMIT %b) s"
-    " LEFT JOIN {s}.record r ON r.saga = s.seq ORDER BY s.seq, r.n"
+    f"SELECT s.seq, s.id, {COLUMNS} FROM (SELECT * FROM {{s}}.saga WHERE seq > %b AND ended <= %b"
+    f" ORDER BY seq LIMIT %b) s {JOINED} ORDER BY s.seq, r.n"
 )
 _FORGET: Final = (
     "WITH gone AS (DELETE FROM {s}.saga WHERE seq = ANY(%b::int8[]) AND ended <= %b RETURNING seq)"
@@ -103,11 +102,11 @@ class _Passage:
 
         Damage is left to be found: a row that says "ended" of a saga that did not is no reason to forget it.
         """
-        _, saga_id, next_n, ended = rows[0][:4]
+        found = [Row(*row[2:]) for row in rows]
         try:
-            records = intact(saga_id, next_n, ended, [(row[4], row[5]) for row in rows], self._log_id, erased=True)
+            records = checked(rows[0][1], found, self._log_id, erased=True)
         except LogCorrupted:
             return []
         if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:
             return []
-        return [len(row[5]) for row in rows]
+        return [len(row.body) for row in found if row.body is not None]

@@ -8,17 +8,20 @@ from typing import Any, Final, NamedTuple
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
+from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.postgres.connection import Connection, Server
 from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import damaged, history_of, read_body
-from agent_saga_core.records import FINAL, RECORD_LINE, Record
+from agent_saga_core.log.sql import Kept, history_of, lines_of, read_body
+from agent_saga_core.records import RECORD_LINE, Record
 
 __all__ = [
+    "COLUMNS",
+    "JOINED",
     "Row",
     "checked",
+    "checked_lines",
     "history",
     "ids_of",
-    "intact",
     "is_live",
     "rows_of",
     "rows_of_many",
@@ -26,13 +29,16 @@ __all__ = [
     "verify",
 ]
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "s.next, s.epoch, s.owner, s.turn, s.ended, coalesce(NOT w.fenced AND w.lease_until >= now(), false), r.n,"
-    " r.epoch, r.body FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner"
-    " LEFT JOIN {s}.record r ON r.saga = s.seq"
+    " r.epoch, r.body"
 )
-_ROWS: Final = f"SELECT {_COLUMNS} WHERE s.id = %b ORDER BY r.n"
-_ROWS_OF_MANY: Final = f"SELECT s.id, coalesce(w.fenced, true), {_COLUMNS} WHERE s.id = ANY(%b) ORDER BY s.seq, r.n"
+JOINED: Final = "LEFT JOIN {s}.writer w ON w.nonce = s.owner LEFT JOIN {s}.record r ON r.saga = s.seq"
+_ROWS: Final = f"SELECT {COLUMNS} FROM {{s}}.saga s {JOINED} WHERE s.id = %b ORDER BY r.n"
+_ROWS_OF_MANY: Final = (
+    f"SELECT s.id, coalesce(w.fenced, true), {COLUMNS} FROM {{s}}.saga s {JOINED} WHERE s.id = ANY(%b)"
+    " ORDER BY s.seq, r.n"
+)
 _LIVE: Final = (
     "SELECT EXISTS (SELECT FROM {s}.saga s JOIN {s}.writer w ON w.nonce = s.owner"
     " WHERE s.id = %b AND NOT w.fenced AND w.lease_until >= now())"
@@ -47,9 +53,8 @@ _OPEN: Final = (
 )
 _FIRST: Final = "SELECT body FROM {s}.record WHERE saga = %b ORDER BY n LIMIT 1"
 _PAGE: Final = (
-    "SELECT s.seq, s.id, s.next, s.ended, r.n, r.epoch, r.body"
-    " FROM (SELECT * FROM {s}.saga WHERE seq > %b ORDER BY seq LIMIT %b) s"
-    " LEFT JOIN {s}.record r ON r.saga = s.seq ORDER BY s.seq, r.n"
+    f"SELECT s.seq, s.id, {COLUMNS} FROM (SELECT * FROM {{s}}.saga WHERE seq > %b ORDER BY seq LIMIT %b) s {JOINED}"
+    " ORDER BY s.seq, r.n"
 )
 _STRAYS: Final = (
     "SELECT DISTINCT r.saga FROM {s}.record r WHERE NOT EXISTS (SELECT FROM {s}.saga s WHERE s.seq = r.saga)"
@@ -92,41 +97,32 @@ def rows_of_many(connection: Connection, schema: str, saga_ids: Sequence[str]) -
     return found
 
 
-def checked(saga_id: str, rows: Sequence[Row], log_id: bytes) -> list[Record]:
-    """The records of a saga, in order, held against its row.
+def checked(saga_id: str, rows: Sequence[Row], log_id: bytes, *, erased: bool = False) -> list[Record]:
+    """The records of a saga, in order, held against its row; see `history_of`.
 
     Raises:
         LogCorrupted: They are not what was written.
     """
-    if not rows:
-        return []
-    records = intact(saga_id, rows[0].next, rows[0].ended, [(row.n, row.body) for row in rows], log_id)
-    for row, record in zip(rows, records, strict=False):
-        if row.record_epoch is not None and record.type == "CLAIM" and row.record_epoch != record.n:
-            raise damaged(saga_id, f"the row of record {record.n} names another epoch than its record")
-    return records
+    return history_of(saga_id, _stored(rows), log_id, _kept(rows), erased=erased) if rows else []
 
 
-def intact(
-    saga_id: str,
-    next_n: object,
-    ended: object,
-    rows: Sequence[tuple[object, object]],
-    log_id: bytes,
-    *,
-    erased: bool = False,
-) -> list[Record]:
-    """The records of a saga, of which its row is known; see `history_of`.
+def checked_lines(saga_id: str, rows: Sequence[Row], log_id: bytes) -> Lines:
+    """The same, as they are stored.
 
     Raises:
-        LogCorrupted: One is damaged, or they do not fit the row.
+        LogCorrupted: They are not what was written.
     """
-    if not isinstance(next_n, int):
-        raise damaged(saga_id, "its row is not what was written")
-    records = history_of(saga_id, [row for row in rows if row[0] is not None], log_id, next_n=next_n, erased=erased)
-    if (ended is not None) != (bool(records) and records[-1].type in FINAL):
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
-    return records
+    return lines_of(saga_id, _stored(rows), log_id, _kept(rows)) if rows else ()
+
+
+def _stored(rows: Sequence[Row]) -> list[tuple[object, object]]:
+    return [(row.n, row.body) for row in rows if row.n is not None]
+
+
+def _kept(rows: Sequence[Row]) -> Kept:
+    row = rows[0]
+    epochs = [one.record_epoch for one in rows if one.n is not None]
+    return Kept(next=row.next, ended=row.ended is not None, epoch=row.epoch, epochs=epochs)
 
 
 def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:
@@ -224,14 +220,13 @@ class _Walk:
             last = rows[-1][0]
 
     def _saga(self, rows: list[tuple[Any, ...]]) -> None:
-        _, saga_id, next_n, ended = rows[0][:4]
+        saga_id = rows[0][1]
+        found = [Row(*row[2:]) for row in rows]
         before = self.records
         try:
-            records = intact(saga_id, next_n, ended, [(row[4], row[6]) for row in rows], self._log_id, erased=True)
-            if any(record.type in FINAL for record in records[:-1]):
-                raise damaged(saga_id, "records follow its final one")
+            records = checked(saga_id, found, self._log_id, erased=True)
         except LogCorrupted as error:
-            named = _distinct(saga_id, _named(rows[0][6], self._log_id))
+            named = _distinct(saga_id, _named(found[0].body, self._log_id))
             self.damage.append(Damage(where=f"saga {saga_id!r}", reason=str(error), saga_ids=named))
             return
         self.records += len(records)

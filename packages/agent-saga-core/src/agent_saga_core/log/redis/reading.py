@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import ResponseError
 
 from agent_saga_core.log.base import Damage, Unfinished
-from agent_saga_core.log.lines import Lines, is_final
+from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.scripts import CENSUS, LOOK
 from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import damaged, history_of, lines_of, read_body
-from agent_saga_core.records import FINAL, RECORD_LINE, Record, RecordType
+from agent_saga_core.log.sql import Kept, damaged, history_of, lines_of, read_body
+from agent_saga_core.records import RECORD_LINE, Record
 
 __all__ = [
     "FIRST_PIECE",
@@ -148,11 +148,10 @@ def _pieces(connection: Connection, server: Server, saga_id: str, most: int) -> 
         many = max(1, min(1_000, many * 4, len(piece) * PIECE_BYTES // max(size, 1)))
 
 
-def _check_row(saga_id: str, row: Row, *, ended: bool) -> None:
+def _kept(saga_id: str, row: Row) -> Kept:
     if row.length != row.next - 1:
         raise damaged(saga_id, f"{row.length} records are there, and {row.next - 1} were written")
-    if (row.ended is not None) != ended:
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
+    return Kept(next=row.next, ended=row.ended is not None, epoch=row.epoch)
 
 
 def intact(
@@ -167,12 +166,7 @@ def intact(
         raise damaged(saga_id, row)
     if row is None:
         return []
-    records = history_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next, erased=erased)
-    _check_row(saga_id, row, ended=bool(records) and records[-1].type in FINAL)
-    claims = [record.n for record in records if record.type == RecordType.CLAIM]
-    if row.epoch != (claims[-1] if claims else 1):
-        raise damaged(saga_id, "its row and its records do not agree on who claimed it last")
-    return records
+    return history_of(saga_id, enumerate(bodies, 1), log_id, _kept(saga_id, row), erased=erased)
 
 
 def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:
@@ -194,9 +188,7 @@ def lines(server: Server, saga_id: str, log_id: bytes) -> Lines:
     row, bodies = server.run(lambda connection: seen(connection, server, saga_id))
     if row is None:
         return ()
-    found = lines_of(saga_id, enumerate(bodies, 1), log_id, next_n=row.next)
-    _check_row(saga_id, row, ended=bool(found) and is_final(found[-1]))
-    return found
+    return lines_of(saga_id, enumerate(bodies, 1), log_id, _kept(saga_id, row))
 
 
 def is_live(server: Server, saga_id: str) -> bool:

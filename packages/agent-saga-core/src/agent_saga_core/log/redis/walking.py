@@ -21,8 +21,6 @@ from agent_saga_core.log.redis.reading import (
     names_in,
     seen,
 )
-from agent_saga_core.log.sql import damaged
-from agent_saga_core.records import FINAL
 
 __all__ = ["Found", "Histories", "verify"]
 
@@ -136,8 +134,6 @@ class _Walk:
         before = self.records
         try:
             records = intact(saga_id, row, bodies, self._log_id, erased=True)
-            if any(record.type in FINAL for record in records[:-1]):
-                raise damaged(saga_id, "records follow its final one")
         except LogCorrupted as error:
             self.blame(name, str(error))
             return
