@@ -92,6 +92,10 @@ class NatsBehind(Behind):
     def start(self, mortal: Nats) -> None:
         mortal.start()
 
+    def processes(self, mortal: Nats) -> list[int]:
+        assert mortal.popen is not None
+        return [mortal.popen.pid]
+
 
 class TestNatsLostAnswers(NatsBehind, LostAnswers):
     def test_a_claim_whose_entry_is_lost_owns_the_saga_all_the_same(self, store: Store, proxy: Proxy, url: str) -> None:

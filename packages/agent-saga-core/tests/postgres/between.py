@@ -34,13 +34,13 @@ def exactly(source: socket.socket, count: int) -> bytes:
     Raises:
         EOFError: There are no more.
     """
-    data = b""
+    data = bytearray()
     while len(data) < count:
         got = source.recv(count - len(data))
         if not got:
             raise EOFError
         data += got
-    return data
+    return bytes(data)
 
 
 def message(source: socket.socket, *, typed: bool = True) -> bytes:
@@ -232,7 +232,7 @@ def _until_it_waits(client: socket.socket) -> bytes | None:
 def _answered(server: socket.socket, client: socket.socket, asked: bytes) -> bool:
     """Pass on what was asked, and what is answered; whether the transaction is over."""
     server.sendall(asked)
-    answer = b""
+    answer = bytearray()
     while True:
         one = message(server)
         answer += one

@@ -84,6 +84,13 @@ def control(server: Any, *arguments: str) -> None:
     pg_ctl(["-w", *arguments], pgdata=server.pgdata, user=server.system_user, timeout=60)
 
 
+def processes_of(server: Any) -> list[int]:
+    """The ids of the processes of a server of its own."""
+    # By its directory, since a test may have restarted it.
+    postmaster = psutil.Process(int((server.pgdata / "postmaster.pid").read_text("utf-8").split()[0]))
+    return [postmaster.pid, *(one.pid for one in postmaster.children())]
+
+
 @contextmanager
 def standby_of(server: Any) -> Generator[tuple[Path, Callable[..., None]]]:
     """An asynchronous replica of a server of its own: the directory of its socket, and its `pg_ctl`."""

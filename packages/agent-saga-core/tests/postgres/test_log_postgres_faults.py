@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -13,8 +16,8 @@ from agent_saga_core.log import pool
 from agent_saga_core.log.postgres import PostgresLog, connection, init
 
 from ..servers.faults import Absences, EntryBehind, LeasesOfEntries, LostAnswersOfEntries
-from ..servers.store import begin, record, wait_for
-from .server import control, expire, fresh_schema, server_of_its_own, sql, standby_of
+from ..servers.store import BOUND, begin, record, wait_for
+from .server import control, expire, fresh_schema, processes_of, server_of_its_own, sql, standby_of
 
 
 class Postgres(EntryBehind):
@@ -54,6 +57,12 @@ class Postgres(EntryBehind):
     def start(self, mortal: Any) -> None:
         place = conninfo_to_dict(mortal.get_uri())["host"]
         control(mortal, "-o", '-h ""', "-o", f"-k {place}", "-l", str(mortal.log), "start")
+
+    def processes(self, mortal: Any) -> list[int]:
+        return processes_of(mortal)
+
+    def give_up_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connection, "_LEAST_SILENCE", 0.3)
 
 
 class TestPostgresLostAnswers(Postgres, LostAnswersOfEntries):
@@ -113,6 +122,50 @@ def test_a_record_that_nobody_can_have_written_is_damage_and_not_a_crash(opened:
         log.flush(tickets[0])
     assert [damage.saga_ids for damage in log.unfinished().damage] == [("s",)]
     assert not log.verify().intact
+
+
+# --- a server that hangs
+
+
+def test_what_a_server_was_asked_before_it_hung_is_settled_when_it_goes_on(
+    mortal: Any, mortal_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LEAST_SILENCE", 0.3)
+    log = PostgresLog(f"{mortal_url}&lease=0.5&connect_timeout=2")
+    begin(log, "s")
+    ticket = log.append(record("s", 2))
+    given_up = threading.Event()
+    drop_idle = log._server.drop_idle
+
+    def noted() -> None:
+        given_up.set()
+        drop_idle()
+
+    monkeypatch.setattr(log._server, "drop_idle", noted)
+    with ThreadPoolExecutor(1) as pool:
+        with Postgres().frozen(mortal):
+            flushed = pool.submit(log.flush, ticket)
+            assert given_up.wait(BOUND)
+        flushed.result(BOUND)
+    log.flush(log.append(record("s", 3)))
+    assert [one.n for one in log.read("s")] == [1, 2, 3] and log.verify().records == 3
+    log.close()
+
+
+def test_a_server_is_given_up_for_its_silence_and_not_for_what_takes_its_time(
+    opened: Callable[..., PostgresLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LEAST_SILENCE", 0.3)
+    server = opened(lease=1)._server
+    with server.connect() as one:
+        with pytest.raises(psycopg.OperationalError, match="said nothing for 1 s"):
+            one.execute("SELECT pg_sleep(3)")
+        assert one.closed
+    slow = connection.unhurried(lambda one: one.execute("SELECT true FROM pg_sleep(1.3)").fetchall())
+    assert server.run(slow) == [(True,)]
+    # Each row is longer than what the server keeps back.
+    piecemeal = "SELECT pg_sleep(0.1), repeat('x', 20000) FROM generate_series(1, 13)"
+    assert len(server.run(lambda one: one.execute(piecemeal).fetchall())) == 13
 
 
 # --- sessions

@@ -76,10 +76,11 @@ class Server:
         """A client, to look and change behind the log's back."""
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **options)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to it."""
+    @property
+    def pid(self) -> int:
+        """Of its process."""
         assert self._process is not None
-        self._process.send_signal(number)
+        return self._process.pid
 
     def stop(self) -> None:
         """End it as it wants to be ended."""

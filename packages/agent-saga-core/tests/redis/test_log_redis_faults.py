@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -88,6 +87,12 @@ class Redis(EntryBehind):
     def start(self, mortal: Server) -> None:
         mortal.start()
 
+    def processes(self, mortal: Server) -> list[int]:
+        return [mortal.pid]
+
+    def give_up_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connection, "_LEAST_WAIT", 0.3)
+
 
 class TestRedisLostAnswers(Redis, LostAnswersOfEntries):
     pass
@@ -150,26 +155,6 @@ def test_a_server_that_forgot_the_scripts_is_told_them_again(opened: Callable[..
 
 
 # --- servers that go, and come back
-
-
-def test_a_server_that_hangs_is_waited_for_and_not_for_ever(
-    mortal: Server, mortal_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_LEAST_WAIT", 0.3)
-    log = RedisLog(mortal_url + "&timeout=0.3")
-    begin(log, "s")
-    mortal.signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(LogUnavailable, match="cannot be used"):
-            log.flush(log.append(record("s", 2)))
-    finally:
-        mortal.signal(signal.SIGCONT)
-    log.close()
-    other = RedisLog(mortal_url)
-    wait_for(lambda: not other.is_live("s"))
-    assert [one.n for one in other.claim("s")][:1] == [1]  # whether the second one arrived, nobody knows
-    assert other.verify().intact
-    other.close()
 
 
 def test_a_server_without_memory_refuses_a_batch_as_a_whole(mortal: Server, mortal_url: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import pytest
@@ -67,6 +70,26 @@ class Behind:
     def start(self, mortal: Any) -> None:
         """Start it again on what it has; return when it answers."""
         raise NotImplementedError
+
+    def processes(self, mortal: Any) -> list[int]:
+        """The ids of those of a server."""
+        raise NotImplementedError
+
+    def give_up_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a log give up a server that says nothing after less than it does otherwise."""
+
+    @contextmanager
+    def frozen(self, mortal: Any) -> Iterator[None]:
+        """A server that is stopped; the kernel keeps its connections, and takes new ones for it."""
+        found = self.processes(mortal)
+        try:
+            for one in found:
+                os.kill(one, signal.SIGSTOP)
+            yield
+        finally:
+            for one in found:
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGCONT)
 
 
 class EntryBehind(Behind):
@@ -362,6 +385,27 @@ class Absences(Behind):
             assert [one.n for one in log.read(saga)] == list(range(1, most + 1))
         assert log.verify().intact and log.unfinished().saga_ids == ()
         log.close()
+
+    def test_a_server_that_hangs_is_waited_for_and_not_for_ever(
+        self, store: Store, mortal: Any, mortal_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.give_up_soon(monkeypatch)
+        log = store.log(also(mortal_url, timeout=0.3, lease=0.5))
+        begin(log, "s")
+        ticket = log.append(record("s", 2))
+        with ThreadPoolExecutor(1) as pool:
+            with self.frozen(mortal):
+                flushed = pool.submit(log.flush, ticket)
+                with pytest.raises(LogUnavailable, match="cannot be used") as caught:
+                    flushed.result(BOUND)
+            assert "\n" not in str(caught.value) and log.poisoned is not None
+        log.close()
+        other = store.log(mortal_url)
+        wait_for(lambda: not other.is_live("s"))
+        found = [one.n for one in other.claim("s")]
+        assert found in ([1, 2], [1, 2, 3])  # whether the second one arrived, nobody knew
+        assert other.verify().intact
+        other.close()
 
     def test_a_log_opened_while_the_server_is_down_says_so_and_works_when_it_is_up(
         self, store: Store, mortal: Any, mortal_url: str

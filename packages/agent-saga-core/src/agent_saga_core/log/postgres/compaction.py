@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import Compaction
-from agent_saga_core.log.postgres.connection import Connection, Server
+from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
 from agent_saga_core.log.postgres.reading import COLUMNS, JOINED, Row, checked
 from agent_saga_core.records import FINAL
 
@@ -45,9 +45,9 @@ def compact(
         if progress is not None:
             progress(passage.records)
     if not dry_run:
-        server.run(lambda connection: connection.execute(passage.sql(_EMPTY)))
-        server.run(lambda connection: connection.execute(passage.sql(_DEAD)))
-    row = server.run(lambda connection: connection.execute(passage.sql(_KEPT)).fetchone())
+        server.run(unhurried(lambda connection: connection.execute(passage.sql(_EMPTY))))
+        server.run(unhurried(lambda connection: connection.execute(passage.sql(_DEAD))))
+    row = server.run(unhurried(lambda connection: connection.execute(passage.sql(_KEPT)).fetchone()))
     kept = 0 if row is None else int(row[0])
     left = kept - passage.sagas if dry_run else kept
     return Compaction(retired=passage.sagas, sagas=passage.sagas, carried=0, freed=passage.bytes, kept=left)
@@ -68,7 +68,9 @@ class _Passage:
 
     def chunk(self, *, delete: bool) -> bool:
         """Forget some; False if there were none left to look at."""
-        last, sagas, records, size = self._server.run(lambda connection: self._chunk(connection, delete=delete))
+        last, sagas, records, size = self._server.run(
+            unhurried(lambda connection: self._chunk(connection, delete=delete))
+        )
         if last is None:
             return False
         self._last = last

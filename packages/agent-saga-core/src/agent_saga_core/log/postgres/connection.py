@@ -7,20 +7,26 @@ cursor. So it does not matter which session a pooler in transaction mode gives i
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from shlex import quote
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
 from agent_saga_core.log.pool import Pool
 from agent_saga_core.log.postgres.address import Address
 
-__all__ = ["Connection", "Server"]
+__all__ = ["Connection", "Server", "unhurried"]
 
-Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+T = TypeVar("T")
 
+_LEAST_SILENCE: Final = (
+    5.0  # a disk may be slow; below this, a server that is only slow would be taken for one that is gone
+)
 _CORRUPT: Final = frozenset({"XX001", "XX002"})
 _LOST: Final = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01")
 _STARTING: Final = "the database system is"  # starting up, shutting down: libpq gives no code for it
@@ -28,15 +34,57 @@ _STARTING: Final = "the database system is"  # starting up, shutting down: libpq
 _inherited: list[object] = []  # connections of a parent: closing one in the child would end it for the parent
 
 
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """One that ends quietly where an interrupt has lost it, and never in a child of the process that made it."""
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that ends quietly where an interrupt has lost it, and never in a child of the process that made it.
+
+    A server that says nothing for longer than it may is given up: what it was asked may be done, or done later.
+    """
 
     made_by: int = -1
+    silence: float | None = None
+    """Seconds for which the server may say nothing while it is waited for; None: for ever."""
+
+    def wait(self, gen: PQGen[T], *more: Any, **named: Any) -> T:
+        """See `psycopg.Connection.wait`.
+
+        Raises:
+            psycopg.OperationalError: The server was silent for too long. The connection is closed.
+        """
+        return super().wait(gen if self.silence is None else self._heard(gen, self.silence), *more, **named)
+
+    def _heard(self, gen: PQGen[T], silence: float) -> PQGen[T]:
+        """The same, as long as something is heard of the server: the driver looks ten times a second."""
+        until = time.monotonic() + silence
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    until = time.monotonic() + silence
+                elif time.monotonic() > until:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server has said nothing for {silence:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value
 
     def __del__(self, __warn: object = None) -> None:
         if self.made_by == os.getpid():
             with suppress(psycopg.Error, OSError):
                 self.pgconn.finish()
+
+
+def unhurried(do: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    """The same, for what takes the longer the larger the log is: the server may be silent for any time."""
+
+    def at_leisure(connection: Connection) -> T:
+        before, connection.silence = connection.silence, None
+        try:
+            return do(connection)
+        finally:
+            connection.silence = before
+
+    return at_leisure
 
 
 class Server(Pool[Connection, psycopg.Error]):
@@ -51,15 +99,21 @@ class Server(Pool[Connection, psycopg.Error]):
         super().__init__(address.timeout, (psycopg.Error,))
         self.address: Final = address
 
-    def connect(self, **parameters: str) -> Connection:
+    def connect(self, *, silence: float | None = None, **parameters: str) -> Connection:
         """A new connection, which the caller closes.
+
+        Args:
+            silence: Seconds for which the server may say nothing. As long as a lease, unless told otherwise: an owner
+                that has heard nothing for so long cannot act any more.
+            **parameters: For libpq.
 
         Raises:
             psycopg.Error: There is none to be had.
         """
         given: dict[str, Any] = {**self.address.parameters, **parameters}
-        made = _Connection.connect("", autocommit=True, prepare_threshold=None, **given)
+        made = Connection.connect("", autocommit=True, prepare_threshold=None, **given)
         made.made_by = os.getpid()
+        made.silence = max(self.address.lease, _LEAST_SILENCE) if silence is None else silence
         self._all.add(made)
         return made
 

@@ -37,8 +37,7 @@ class Heart(lease.Heart[Connection]):
         self._renew: Any = _RENEW.format(s=server.address.schema)
         self._retire: Any = _RETIRE.format(s=server.address.schema)
         # A connection that hangs must be given up while there is time for another.
-        third = max(2, int(seconds / 3))
-        self._hasty = {"connect_timeout": str(third), "tcp_user_timeout": str(third * 1000)}
+        self._third = max(2, int(seconds / 3))
 
     def register(self, writer: Writer) -> None:
         """See `lease.Heart.register`."""
@@ -54,7 +53,8 @@ class Heart(lease.Heart[Connection]):
 
     def connect(self) -> Connection:
         """See `lease.Heart.connect`."""
-        return self._server.connect(**self._hasty)
+        third = str(self._third)
+        return self._server.connect(silence=self._third, connect_timeout=third, tcp_user_timeout=third + "000")
 
     def renew_on(self, connection: Connection, writers: Sequence[Writer]) -> Collection[uuid.UUID]:
         """See `lease.Heart.renew_on`."""

@@ -36,8 +36,7 @@ class PostgresLog(LeasedLog[RowBatch]):
 
     It does not protect against: a server that acknowledges what it loses, such as an asynchronous replica that takes
     over (a saga that lost acknowledged records is refused with `LogCorrupted`, by the owner that meets it); a process
-    that is stopped between `flush` and its effect for longer than the lease; a server that is stopped and keeps its
-    connections: calls wait for it.
+    that is stopped between `flush` and its effect for longer than the lease.
 
     Args:
         url: The address; `docs/log-postgres.md` has its options.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.lines import Lines
-from agent_saga_core.log.postgres.connection import Connection, Server
+from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
 from agent_saga_core.log.scan import saga_name
 from agent_saga_core.log.sql import Kept, history_of, lines_of, read_body
 from agent_saga_core.records import RECORD_LINE, Record
@@ -43,13 +43,12 @@ _LIVE: Final = (
     "SELECT EXISTS (SELECT FROM {s}.saga s JOIN {s}.writer w ON w.nonce = s.owner"
     " WHERE s.id = %b AND NOT w.fenced AND w.lease_until >= now())"
 )
-_IDS: Final = "SELECT seq, id FROM {s}.saga WHERE seq > %b AND next > 1 ORDER BY seq LIMIT 10000"
-# A row without a record is an id that somebody has claimed and begun nothing under.
+_IDS: Final = "SELECT seq, id FROM {s}.saga WHERE seq > %b AND next > 1 ORDER BY seq LIMIT %b"
 _OPEN: Final = (
     "SELECT s.seq, s.id, s.next, r.counted, r.most, coalesce(NOT w.fenced AND w.lease_until >= now(), false)"
-    " FROM {s}.saga s LEFT JOIN {s}.writer w ON w.nonce = s.owner,"
-    " LATERAL (SELECT count(*) AS counted, max(n) AS most FROM {s}.record WHERE saga = s.seq) r"
-    " WHERE s.ended IS NULL AND (s.next <> 1 OR r.counted > 0) ORDER BY s.seq"
+    " FROM (SELECT * FROM {s}.saga WHERE seq > %b AND ended IS NULL ORDER BY seq LIMIT %b) s"
+    " LEFT JOIN {s}.writer w ON w.nonce = s.owner,"
+    " LATERAL (SELECT count(*) AS counted, max(n) AS most FROM {s}.record WHERE saga = s.seq) r ORDER BY s.seq"
 )
 _FIRST: Final = "SELECT body FROM {s}.record WHERE saga = %b ORDER BY n LIMIT 1"
 _PAGE: Final = (
@@ -60,7 +59,8 @@ _STRAYS: Final = (
     "SELECT DISTINCT r.saga FROM {s}.record r WHERE NOT EXISTS (SELECT FROM {s}.saga s WHERE s.seq = r.saga)"
     " ORDER BY r.saga LIMIT 100"
 )
-_PAGE_SAGAS: Final = 64
+_PAGE_SAGAS: Final = 64  # with all their records
+_PAGE_ROWS: Final = 10_000
 PROGRESS_EVERY: Final = 10_000
 
 
@@ -142,28 +142,36 @@ def is_live(server: Server, saga_id: str) -> bool:
     return row is not None and bool(row[0])
 
 
-def ids_of(server: Server) -> list[str]:
-    """Every saga, oldest first."""
-    ids = _query(_IDS, server.address.schema)
-    found: list[str] = []
+def _pages(server: Server, statement: str, most: int, *, large: bool = False) -> Iterator[list[tuple[Any, ...]]]:
+    """What a statement finds of all sagas, oldest first, so many at a time; `large` if they come with all they have."""
+    query = _query(statement, server.address.schema)
     last = -(2**63)
     while True:
-        at = last
-        rows = server.run(lambda connection, at=at: connection.execute(ids, (at,)).fetchall())
+
+        def page(connection: Connection, at: tuple[int, int] = (last, most)) -> list[tuple[Any, ...]]:
+            return connection.execute(query, at, binary=True).fetchall()
+
+        rows = server.run(unhurried(page) if large else page)
         if not rows:
-            return found
-        found += [saga_id for _, saga_id in rows]
+            return
+        yield rows
         last = rows[-1][0]
+
+
+def ids_of(server: Server) -> list[str]:
+    """Every saga, oldest first."""
+    return [saga_id for page in _pages(server, _IDS, _PAGE_ROWS) for _, saga_id in page]
 
 
 def unfinished(server: Server, log_id: bytes) -> Unfinished:
     """The sagas without a final record, oldest first, each held against the numbers of its records and its lease."""
     schema = server.address.schema
-    rows = server.run(lambda connection: connection.execute(_query(_OPEN, schema)).fetchall())
     ids: list[str] = []
     damage: list[Damage] = []
     live: set[str] = set()
-    for seq, saga_id, next_n, counted, most, alive in rows:
+    for seq, saga_id, next_n, counted, most, alive in chain.from_iterable(_pages(server, _OPEN, _PAGE_ROWS)):
+        if next_n == 1 and not counted:
+            continue  # somebody has claimed the id and begun nothing under it
         ids.append(saga_id)
         if alive:
             live.add(saga_id)
@@ -206,18 +214,9 @@ class _Walk:
         self.damage: list[Damage] = []
 
     def sagas(self) -> None:
-        page = _query(_PAGE, self._schema)
-        last = -(2**63)
-        while True:
-            at = last
-            rows = self._server.run(
-                lambda connection, at=at: connection.execute(page, (at, _PAGE_SAGAS), binary=True).fetchall()
-            )
-            if not rows:
-                return
+        for rows in _pages(self._server, _PAGE, _PAGE_SAGAS, large=True):
             for _, one in groupby(rows, key=lambda row: row[0]):
                 self._saga(list(one))
-            last = rows[-1][0]
 
     def _saga(self, rows: list[tuple[Any, ...]]) -> None:
         saga_id = rows[0][1]
@@ -236,7 +235,7 @@ class _Walk:
     def strays(self) -> None:
         """The records of which no saga is known: its row is gone."""
         strays = _query(_STRAYS, self._schema)
-        for (seq,) in self._server.run(lambda connection: connection.execute(strays).fetchall()):
+        for (seq,) in self._server.run(unhurried(lambda connection: connection.execute(strays).fetchall())):
             name = self._server.run(
                 lambda connection, seq=seq: _name_within(connection, self._schema, seq, self._log_id)
             )

@@ -11,7 +11,7 @@ import psycopg
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable
 from agent_saga_core.log.postgres.address import Address, address_of
-from agent_saga_core.log.postgres.connection import Connection, Server
+from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
 from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version
 
 __all__ = ["MIGRATIONS", "init", "migrate", "open_meta"]
@@ -246,7 +246,7 @@ def _apply(connection: Connection, address: Address, version: Version) -> tuple[
 def _opened(url: str, then: Any) -> Prepared:
     server = Server(address_of(url))
     try:
-        return server.run(lambda connection: then(connection, server.address), patient=False)
+        return server.run(unhurried(lambda connection: then(connection, server.address)), patient=False)
     except psycopg.Error as error:
         raise server.translated(error) from None
     finally:
