@@ -5,19 +5,35 @@ from __future__ import annotations
 import secrets
 import weakref
 from abc import abstractmethod
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from agent_saga_core.clock import Clock
-from agent_saga_core.errors import SagaBusy, SagaError
+from agent_saga_core.errors import Fenced, SagaBusy, SagaError
 from agent_saga_core.log.base import readable_history
-from agent_saga_core.log.commit import Batch, Entry, GroupCommitLog, Owned
+from agent_saga_core.log.commit import Entry, GroupCommitLog, Owned
 from agent_saga_core.log.lease import Heart, Writer
-from agent_saga_core.log.sql import Refusals
-from agent_saga_core.records import FINAL, Record
+from agent_saga_core.log.sql import Refusals, Rows, SagaBatch, body_of
+from agent_saga_core.records import FINAL, Record, RecordType, encode
 
-__all__ = ["Holding", "LeasedLog", "Taken", "fit"]
+__all__ = [
+    "TRIES",
+    "Claim",
+    "Holding",
+    "LeasedLog",
+    "Taken",
+    "busy",
+    "claim_of",
+    "contested",
+    "fit",
+]
 
-B = TypeVar("B", bound=Batch)
+TRIES: Final = 16
+"""How often a saga may change under a claimer before it is called busy."""
+
+
+B = TypeVar("B", bound=SagaBatch)
+T = TypeVar("T")
 
 
 class Holding:
@@ -36,6 +52,24 @@ class Holding:
         self.turn = 0
 
 
+class Place(Protocol):
+    """What is asked of the address of a log on a server."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def max_result_bytes(self) -> int: ...
+
+
+class Reached(Protocol):
+    """What is asked of a server."""
+
+    @property
+    def address(self) -> Place: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
 class Taken(NamedTuple):
     """What claiming came to."""
 
@@ -44,22 +78,73 @@ class Taken(NamedTuple):
     last_n: int
 
 
+class Claim(NamedTuple):
+    """A CLAIM that may be appended."""
+
+    before: tuple[Record, ...]
+    """What it follows."""
+    record: Record
+    body: bytes
+
+    @property
+    def taken(self) -> Taken:
+        """What claiming has come to once it is stored."""
+        return Taken((*self.before, self.record), self.record.n)
+
+
+def claim_of(saga_id: str, records: Sequence[Record], log_id: bytes, time: float) -> Claim | Taken:
+    """The CLAIM that is to follow all records of a saga; what there is of it, if it has ended.
+
+    Raises:
+        LogCorrupted: A newer version wrote them.
+    """
+    before = readable_history(saga_id, records)
+    n = len(records) + 1
+    if before and before[-1].type in FINAL:
+        return Taken(before, n - 1)
+    record = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=time, data={})
+    return Claim(before, record, body_of(encode(record), log_id))
+
+
+def busy(saga_id: str) -> SagaBusy:
+    """What is said of a saga that cannot be claimed or adopted, because somebody has it."""
+    return SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
+
+
+def contested(saga_id: str) -> SagaBusy:
+    """What a claimer hears of a saga that was another one each time it looked."""
+    return SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
+
+
 class LeasedLog(GroupCommitLog[B]):
     """A log on a server, whose processes own sagas as long as their lease runs.
 
-    A store supplies the store's part of group commit (without `take`, `give_up`, `durable_history`, `shut` and
-    `abandon`), and `admit`, `take_over`, `hand_back`, `history_there`, `disconnect` and `forget_server`. It calls
-    `begin` once it is open.
+    A store supplies `prepare`, `write_batch`, which makes durable what it writes, `admit`, `take_over`, `hand_back` and
+    `history_there`. It calls `found`, and `begin` once it is open.
+
+    Args:
+        server: The server.
+        clock: What records are stamped with.
     """
 
     _heart: Heart[Any]
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, server: Reached, clock: Clock) -> None:
+        self._reached: Final = server
         self._refusals: Final = Refusals()
         self._holdings: dict[Owned, Holding] = {}
         self._held: dict[str, object] = {}
         self._writable = False
         super().__init__(clock)
+
+    def found(self, find: Callable[[], T]) -> T:
+        """What `find` finds of the log that is there. If it raises, this log is closed, and that comes out."""
+        try:
+            return find()
+        except BaseException:
+            self._closed = "it could not be opened"
+            self._reached.close()
+            raise
 
     def begin(self, heart: Heart[Any]) -> None:
         """Let `heart` stop with this log."""
@@ -100,15 +185,17 @@ class LeasedLog(GroupCommitLog[B]):
             LogCorrupted: Damage concerns this saga.
         """
 
-    @abstractmethod
-    def disconnect(self) -> None:
-        """Close every connection; nothing is waited for any more."""
-
-    @abstractmethod
-    def forget_server(self) -> None:
-        """In a forked child: forget every connection, without a word to the server."""
-
     # --- the log protocol
+
+    @property
+    def url(self) -> str:
+        """See `Log.url`."""
+        return self._reached.address.url
+
+    @property
+    def max_result_bytes(self) -> int:
+        """See `Log.max_result_bytes`."""
+        return self._reached.address.max_result_bytes
 
     def read(self, saga_id: str) -> tuple[Record, ...]:
         """See `Log.read`."""
@@ -176,6 +263,30 @@ class LeasedLog(GroupCommitLog[B]):
             self._holdings.pop(token, None)
         self._refusals.forget(token)
 
+    # --- the store's part of group commit
+
+    def asked(self, batch: B) -> dict[str, tuple[Rows, Holding]]:
+        """What of a batch may be sent to the server, by saga; the rest is refused. To be asked before each try."""
+        asked: dict[str, tuple[Rows, Holding]] = {}
+        for saga_id, rows in batch.sagas.items():
+            first = rows.entries[0]
+            error, holding = self._refusals.of(first), self._holdings.get(first.owner)
+            if error is None and holding is not None:
+                holding.asked = True
+                asked[saga_id] = rows, holding
+            else:
+                gone = Fenced(f"this process does not own saga {saga_id!r} any more")
+                self._refusals.refuse(rows.entries, error or gone)
+        return asked
+
+    def accept(self, batch: B) -> None:
+        """See `GroupCommitLog.accept`."""
+        if any(entry.error is not None for entry in batch.entries):
+            self._heart.ask()  # who lost one saga may have lost all
+
+    def sync(self) -> None:
+        """See `GroupCommitLog.sync`: what was written is durable."""
+
     # --- durable, and still the owner
 
     def flush(self, ticket: int) -> None:
@@ -224,7 +335,7 @@ class LeasedLog(GroupCommitLog[B]):
         except SagaError:
             return  # the lease runs out by itself
         finally:
-            self.disconnect()
+            self._reached.close()
 
     def abandon(self) -> None:
         """See `GroupCommitLog.abandon`."""
@@ -233,7 +344,7 @@ class LeasedLog(GroupCommitLog[B]):
             heart.abandon()
         self._held.clear()
         self._holdings.clear()
-        self.forget_server()
+        self._reached.abandon()
 
     def check_readable(self) -> None:
         """Raise if this log is closed. One that takes no more records can still be read."""

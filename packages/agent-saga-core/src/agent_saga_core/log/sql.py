@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import Final, NamedTuple
 
 import msgspec
 
 from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaError
-from agent_saga_core.log.base import history_fault
-from agent_saga_core.log.commit import Entry, Owned
+from agent_saga_core.log.base import Damage, Verification, history_fault
+from agent_saga_core.log.commit import Batch, Entry, Owned
 from agent_saga_core.log.lines import encoded_of, record_in
 from agent_saga_core.log.scan import saga_name
 from agent_saga_core.records import (
@@ -35,14 +36,21 @@ __all__ = [
     "Kept",
     "Prepared",
     "Refusals",
+    "Rows",
+    "SagaBatch",
     "Version",
     "body_of",
     "check_version",
     "damaged",
+    "distinct",
     "history_of",
     "lines_of",
+    "lost",
+    "missing",
+    "name_in",
     "read_body",
     "stored",
+    "verified",
 ]
 
 
@@ -73,6 +81,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """The versions that were applied now, oldest first."""
     warnings: tuple[str, ...] = ()
     """What is to be known about this machine or server, a sentence each."""
+
+
+def missing(url: str) -> LogUnavailable:
+    """What to raise where nobody has made a log."""
+    return LogUnavailable(
+        f"there is no log at {url}: it was not initialised; make it: agent-saga log init {quote(url)}"
+    )
 
 
 def check_version(found: Version, url: str, *, known: Version = SCHEMA) -> None:
@@ -239,6 +254,26 @@ def _kept_fault(kinds: Sequence[tuple[int, str]], kept: Kept) -> str | None:
     return None
 
 
+def name_in(body: object, log_id: bytes) -> str | None:
+    """The saga that a stored line says it belongs to, if it is intact."""
+    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) else None
+    name = None if line is None else saga_name(line["saga"])
+    if line is None or name is None:
+        return None
+    return name if isinstance(read_body(body, name, int(line["n"]), log_id), Record) else None
+
+
+def distinct(*names: str | None) -> tuple[str, ...]:
+    """Those that are known, each once."""
+    return tuple({name: None for name in names if name is not None})
+
+
+def verified(records: int, damage: Sequence[Damage]) -> Verification:
+    """What a walk that met so many intact records and this damage has found."""
+    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
+    return Verification(intact=not damage, records=records, first_broken=first, damage=tuple(damage))
+
+
 def damaged(saga_id: str, fault: str) -> LogCorrupted:
     """What to raise about a damaged saga."""
     return LogCorrupted(
@@ -246,6 +281,60 @@ def damaged(saga_id: str, fault: str) -> LogCorrupted:
         saga_id=saga_id,
         where=f"saga {saga_id!r}",
     )
+
+
+def lost(saga_id: str, acknowledged: int, next_n: int) -> LogCorrupted:
+    """What to raise to the owner of a saga of which so many records were acknowledged, and are not all there."""
+    return LogCorrupted(
+        f"saga {saga_id!r} has lost records: {acknowledged} were acknowledged, and the log is at {next_n - 1}; "
+        "the server was restored, or a replica took its place that lacked them: settle the saga by hand",
+        saga_id=saga_id,
+        where=f"saga {saga_id!r}",
+    )
+
+
+class Rows:
+    """The records of one saga in a batch, in order, and the lines that are stored of them."""
+
+    __slots__ = ("bodies", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.bodies: list[bytes] = []
+
+    @property
+    def ended(self) -> bytes:
+        """The time of the final record, as text; nothing if there is none."""
+        last = self.entries[-1]
+        # The time is the last thing in the head of a line.
+        return last.encoded.head.rpartition(b":")[2] if last.final else b""
+
+
+class SagaBatch(Batch):
+    """A batch, by saga.
+
+    Args:
+        entries: What is to be stored.
+        log_id: The id of the log.
+        records: How many it takes at most.
+        size: How many bytes it takes at most, unless one record is longer.
+    """
+
+    __slots__ = ("sagas",)
+
+    def __init__(self, entries: Sequence[Entry], log_id: bytes, *, records: int, size: int) -> None:
+        taken: list[Entry] = []
+        self.sagas: dict[str, Rows] = {}
+        for entry in entries:
+            body = body_of(entry.encoded, log_id)
+            size -= len(body)
+            if taken and (size < 0 or len(taken) == records):
+                break
+            taken.append(entry)
+            rows = self.sagas.setdefault(entry.saga, Rows())
+            rows.entries.append(entry)
+            rows.bodies.append(body)
+        super().__init__(taken)
 
 
 def stored(entries: Sequence[Entry], bodies: Sequence[bytes], found: Mapping[int, object], next_n: int) -> int:

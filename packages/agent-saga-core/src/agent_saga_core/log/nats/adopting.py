@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
+from agent_saga_core.log.leased import busy
 from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, Whole, is_there
 from agent_saga_core.log.nats.connection import Server
 from agent_saga_core.log.nats.index import Index, Seen
@@ -112,14 +113,14 @@ class Adoption:
                 if done:
                     stored.append(whole.saga_id)
                 else:
-                    refused[whole.saga_id] = _busy(whole.saga_id)
+                    refused[whole.saga_id] = busy(whole.saga_id)
         return Adopted(stored=tuple(stored), there=tuple(there), refused=refused)
 
     async def _look(self, whole: Whole) -> Seen | Literal[True] | None:
         """True if the history is there; the entry that it may replace, None if there is none."""
         saga_id = whole.saga_id
         if self._held(saga_id):
-            raise _busy(saga_id)
+            raise busy(saga_id)
         seen = await self._index.get(saga_id)
         if seen is None:
             return None
@@ -129,7 +130,7 @@ class Adoption:
             if tail is None or not tail.final:
                 state, leased = await self._ownership.watch.judge(owner)
                 if state is State.LIVE or not await self._ownership.fence(owner, leased):
-                    raise _busy(saga_id)
+                    raise busy(saga_id)
         if is_there(whole, await lines_in(self._reader, saga_id)):
             return True
         return await self._index.get(saga_id)
@@ -155,7 +156,3 @@ class Adoption:
             )
             changes.append((entry, 0 if seen is None else seen.revision))
         return [revision is not None for revision in await self._index.change_all(changes)]
-
-
-def _busy(saga_id: str) -> SagaBusy:
-    return SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)

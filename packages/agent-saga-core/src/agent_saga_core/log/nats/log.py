@@ -53,13 +53,8 @@ class NatsLog(LeasedLog[LineBatch]):
     def __init__(self, url: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._address: Final = address_of(url)
         self._server: Final = Server(self._address)
-        super().__init__(clock)
-        try:
-            self._log_id: Final = open_log_id(self._server)
-        except BaseException:
-            self._closed = "it could not be opened"
-            self._server.close()
-            raise
+        super().__init__(self._server, clock)
+        self._log_id: Final = self.found(lambda: open_log_id(self._server))
         self._index: Final = Index(self._server)
         self._reader: Final = Reader(self._server, self._index, self._log_id)
         self._ownership: Final = Ownership(self._server, self._index, self._reader, self._log_id)
@@ -72,16 +67,6 @@ class NatsLog(LeasedLog[LineBatch]):
             bury=self._ownership.bury_idle,
         )
         self.begin(self._nats_heart)
-
-    @property
-    def url(self) -> str:
-        """See `Log.url`."""
-        return self._address.url
-
-    @property
-    def max_result_bytes(self) -> int:
-        """See `Log.max_result_bytes`."""
-        return self._address.max_result_bytes
 
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`: whether its owner may still hold a lease. One that was never seen may, for its length."""
@@ -219,8 +204,6 @@ class NatsLog(LeasedLog[LineBatch]):
             self._server.wait_for(future)
         except (Away, Refused) as error:
             raise self._server.translated(error) from None
-        if any(entry.error is not None for entry in batch.entries):
-            self._heart.ask()  # who lost one saga may have lost all
 
     async def _write(self, batch: LineBatch) -> None:
         """Write a batch. Begun twice, because an interrupt came before that was noted, it is written once."""
@@ -233,9 +216,8 @@ class NatsLog(LeasedLog[LineBatch]):
             fresh = [(saga, holding, pen) for saga, (holding, pen) in asked.items() if holding.fresh]
             for saga_id in await self._ownership.begin(fresh) if fresh else ():
                 del asked[saga_id]
-                entries = batch.sagas[saga_id]
                 error = Fenced(f"saga {saga_id!r} is another's: its id was taken while nothing of it was stored")
-                self._refusals.refuse(entries, error)
+                self._refusals.refuse(batch.sagas[saga_id].entries, error)
             pens: dict[Pen, list[str]] = {}
             for saga_id, (_, pen) in asked.items():
                 pens.setdefault(pen, []).append(saga_id)
@@ -244,45 +226,26 @@ class NatsLog(LeasedLog[LineBatch]):
                     await pen.write([self._group(batch, saga_id, asked[saga_id][0]) for saga_id in saga_ids])
                 except (Fenced, LogCorrupted) as error:
                     for saga_id in saga_ids:
-                        self._refusals.refuse(batch.sagas[saga_id], error_of(saga_id, error))
+                        self._refusals.refuse(batch.sagas[saga_id].entries, error_of(saga_id, error))
                 else:
-                    finals = [batch.sagas[saga_id][-1] for saga_id in saga_ids if batch.sagas[saga_id][-1].final]
-                    self._ownership.ended([(entry, asked[entry.saga][0], pen) for entry in finals])
+                    ends = [(saga_id, batch.sagas[saga_id].ended) for saga_id in saga_ids]
+                    self._ownership.ended([(saga, float(at), asked[saga][0], pen) for saga, at in ends if at])
             batch.done = True
 
     def _asked(self, batch: LineBatch) -> dict[str, tuple[Holding, Pen]]:
         """The sagas of a batch that this process may write to."""
         asked: dict[str, tuple[Holding, Pen]] = {}
-        for saga_id, entries in batch.sagas.items():
-            error = self._refusals.of(entries[0])
-            holding = self._holdings.get(entries[0].owner)
-            pen = None if holding is None else self._nats_heart.pens.get(holding.writer.nonce)
-            known = holding is not None and (holding.fresh or holding in self._ownership.kept)
-            if error is None and (holding is None or pen is None or not known):
-                error = Fenced(f"this process does not own saga {saga_id!r} any more")
-            if error is None and holding is not None and holding.writer.lost is not None:
-                error = Fenced(f"this process lost saga {saga_id!r}: {holding.writer.lost}")
-            if error is not None or holding is None or pen is None:
-                self._refusals.refuse(entries, error or Fenced(saga_id))
+        for saga_id, (rows, holding) in self.asked(batch).items():
+            pen, lost = self._nats_heart.pens.get(holding.writer.nonce), holding.writer.lost
+            if pen is None or not (holding.fresh or holding in self._ownership.kept):
+                lost = "it was given up"
+            if pen is None or lost is not None:
+                self._refusals.refuse(rows.entries, Fenced(f"this process lost saga {saga_id!r}: {lost}"))
             else:
                 asked[saga_id] = holding, pen
         return asked
 
     def _group(self, batch: LineBatch, saga_id: str, holding: Holding) -> Group:
-        entries = batch.sagas[saga_id]
+        rows = batch.sagas[saga_id]
         life = self._ownership.kept[holding].entry.life
-        return Group(saga_id, life, entries[0].n, [batch.bodies[entry] for entry in entries], entries[-1].final)
-
-    def accept(self, batch: LineBatch) -> None:
-        """See `GroupCommitLog.accept`."""
-
-    def sync(self) -> None:
-        """See `GroupCommitLog.sync`: nothing is left to do."""
-
-    def disconnect(self) -> None:
-        """See `LeasedLog.disconnect`."""
-        self._server.close()
-
-    def forget_server(self) -> None:
-        """See `LeasedLog.forget_server`."""
-        self._server.abandon()
+        return Group(saga_id, life, rows.entries[0].n, rows.bodies, rows.entries[-1].final)

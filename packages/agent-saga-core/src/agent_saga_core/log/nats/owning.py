@@ -12,23 +12,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from agent_saga_core.errors import Fenced, SagaBusy
-from agent_saga_core.log.base import readable_history
-from agent_saga_core.log.commit import Entry as Appended
-from agent_saga_core.log.leased import Holding, Taken
+from agent_saga_core.errors import Fenced
+from agent_saga_core.log.leased import TRIES, Claim, Holding, Taken, busy, claim_of, contested
 from agent_saga_core.log.nats.connection import Away, Conflict, Refused, Server
 from agent_saga_core.log.nats.index import Index, Leased, Seen
 from agent_saga_core.log.nats.lease import Heart, State, Watch
 from agent_saga_core.log.nats.messages import AFTER, KIND, TABLE, Entry, Kind, Lease, Tail
 from agent_saga_core.log.nats.reading import Found, Reader
 from agent_saga_core.log.nats.writing import Group, Pen, new_token, payload_of
-from agent_saga_core.log.sql import body_of
-from agent_saga_core.records import FINAL, Record, RecordType, encode
 
 __all__ = ["Kept", "Ownership"]
-
-_TRIES: Final = 16
-"""How often a saga may change under a claimer before it is called busy."""
 
 
 class Kept:
@@ -82,7 +75,7 @@ class Ownership:
         pen = heart.pen(holding.writer)
         if holding.writer.lost is not None:
             return None
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             seen = await self._index.get(saga_id)
             if seen is None:
                 taken = await self._appear(saga_id, holding, pen)
@@ -92,7 +85,7 @@ class Ownership:
                 return taken
             if holding.writer.lost is not None:
                 return None
-        raise SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
+        raise contested(saga_id)
 
     async def _appear(self, saga_id: str, holding: Holding, pen: Pen) -> Taken | None:
         entry = Entry(saga=saga_id, life=new_token(), owner=pen.nonce)
@@ -110,17 +103,15 @@ class Ownership:
         """One try; None if the saga is not any more what was read of it, or this writer has lost its lease."""
         saga_id = seen.entry.saga
         if not await self._free(seen, pen, heart):
-            raise SagaBusy(f"saga {saga_id!r} is owned by another process; wait until it is done", saga_id=saga_id)
+            raise busy(saga_id)
         found = await self._reader.find(saga_id)
         if found is None or found.seen.revision != seen.revision:
             return None
         records = self._reader.checked(found)
-        readable = readable_history(saga_id, records)
-        if found.final or any(record.type in FINAL for record in readable):
-            return Taken(readable, len(records))
         if not records:
             return await self._take_empty(found, holding, pen)
-        return await self._claim(found, readable, holding, pen, heart, clock)
+        claim = claim_of(saga_id, records, self._log_id, clock())
+        return claim if isinstance(claim, Taken) else await self._claim(found, claim, holding, pen, heart)
 
     async def _free(self, seen: Seen, pen: Pen, heart: Heart) -> bool:
         """Whether nobody owns a saga; whoever did is fenced then."""
@@ -153,15 +144,7 @@ class Ownership:
         self.kept[holding] = Kept(entry, revision, marked=False)
         return Taken((), 0)
 
-    async def _claim(
-        self,
-        found: Found,
-        readable: tuple[Record, ...],
-        holding: Holding,
-        pen: Pen,
-        heart: Heart,
-        clock: Callable[[], float],
-    ) -> Taken | None:
+    async def _claim(self, found: Found, claim: Claim, holding: Holding, pen: Pen, heart: Heart) -> Taken | None:
         before, n = found.seen.entry, found.next
         entry = Entry(
             saga=before.saga,
@@ -172,8 +155,6 @@ class Ownership:
             tail=found.recent[0],
             born=found.seen.born,
         )
-        claim = Record(saga=before.saga, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
-        body = body_of(encode(claim), self._log_id)
         holding.epoch = n
         try:
             revision = await self._index.change(entry, found.seen.revision)
@@ -183,10 +164,10 @@ class Ownership:
         self.kept[holding] = Kept(entry, revision, marked=True, surely=surely)
         pen.open[before.saga] = Tail(before.life, n - 1, found.recent)
         try:
-            await pen.write([Group(before.saga, before.life, n, [body], final=False)])
+            await pen.write([Group(before.saga, before.life, n, [claim.body], final=False)])
         except Fenced:
             return None
-        return Taken((*readable, claim), n)
+        return claim.taken
 
     # --- fencing
 
@@ -338,13 +319,12 @@ class Ownership:
             if pen.open.get(saga_id) is tail:
                 pen.open.pop(saga_id)
 
-    def ended(self, entries: Sequence[tuple[Appended, Holding, Pen]]) -> None:
-        """Have the index say, soon, that these final records are stored. On the loop."""
-        for entry, holding, pen in entries:
+    def ended(self, ends: Sequence[tuple[str, float, Holding, Pen]]) -> None:
+        """Have the index say, soon, that the final records of these sagas, of those times, are stored. On the loop."""
+        for saga, time, holding, pen in ends:
             kept = self.kept.pop(holding, None)
             if kept is not None:
-                # The time is the last thing in the head of a line.
-                self._ends[entry.saga] = pen, kept, float(entry.encoded.head.rpartition(b":")[2])
+                self._ends[saga] = pen, kept, time
         if self._ends and (self._noting is None or self._noting.done()):
             self._noting = asyncio.get_running_loop().create_task(self._note())
 

@@ -12,7 +12,7 @@ from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.nats.connection import Message, Server
 from agent_saga_core.log.nats.index import Index, Leased, Seen
 from agent_saga_core.log.nats.messages import BLOBS, BODY, KIND, TABLE, Kind, Meta, Part, Tail, fold, meta_of
-from agent_saga_core.log.sql import Kept, damaged, history_of, read_body
+from agent_saga_core.log.sql import Kept, damaged, history_of, read_body, verified
 from agent_saga_core.records import FINAL, Record, RecordType
 
 __all__ = ["Found", "Reader", "unfinished", "verify"]
@@ -376,8 +376,7 @@ async def verify(reader: Reader, server: Server, progress: Callable[[int], None]
     damage += await _lost(reader, server, {one: seen for one, seen in unknown.items() if one[0] not in named})
     if progress is not None:
         progress(records)
-    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
-    return Verification(intact=not damage, records=records, first_broken=first, damage=tuple(damage))
+    return verified(records, damage)
 
 
 def _agrees(there: Seen, seen: _Seen) -> bool:

@@ -6,17 +6,16 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
-from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from agent_saga_core.errors import LogCorrupted, LogUnavailable
+from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.nats.address import address_of
 from agent_saga_core.log.nats.connection import Conflict, NoStream, Refused, Server
 from agent_saga_core.log.nats.fitness import check_streams, look
 from agent_saga_core.log.nats.writing import new_token
-from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version
+from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version, missing
 
 __all__ = ["init", "migrate", "open_log_id"]
 
@@ -105,9 +104,7 @@ def open_log_id(server: Server) -> bytes:
     found = server.run(lambda: _at_once(server, lambda: _there(server)))
     url = server.address.url
     if found is None:
-        raise LogUnavailable(
-            f"there is no log at {url}: it was not initialised; make it: agent-saga log init {quote(url)}"
-        )
+        raise missing(url)
     for warning in found.warnings:
         if (url, warning) not in _warned:
             _warned.add((url, warning))
@@ -175,8 +172,7 @@ def migrate(url: str) -> Prepared:
     async def bring(server: Server) -> Prepared:
         found = await _there(server)
         if found is None:
-            shown = server.address.url
-            raise LogUnavailable(f"there is no log at {shown}; make one: agent-saga log init {quote(shown)}")
+            raise missing(server.address.url)
         return Prepared(url=server.address.url, version=str(found.version), made=False, warnings=found.warnings)
 
     return _opened(url, bring)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agent_saga_core.errors import Fenced, LogCorrupted, SagaError
-from agent_saga_core.log.commit import Batch, Entry
+from agent_saga_core.log.commit import Entry
 from agent_saga_core.log.lease import Writer
 from agent_saga_core.log.nats.connection import Away, Conflict, Message, Server
 from agent_saga_core.log.nats.messages import (
@@ -26,7 +26,7 @@ from agent_saga_core.log.nats.messages import (
     Part,
     Tail,
 )
-from agent_saga_core.log.sql import body_of
+from agent_saga_core.log.sql import SagaBatch
 
 __all__ = ["Group", "LineBatch", "Pen", "error_of", "new_token", "payload_of", "put_blobs"]
 
@@ -56,28 +56,16 @@ class Group(NamedTuple):
         return self.first + len(self.bodies) - 1
 
 
-class LineBatch(Batch):
-    """A batch, by saga; of no more than `most` bytes, unless one record is longer."""
+class LineBatch(SagaBatch):
+    """A batch that is written once, also if that is begun twice."""
 
-    __slots__ = ("bodies", "done", "lock", "sagas", "sending")
+    __slots__ = ("done", "lock", "sending")
 
     def __init__(self, entries: Sequence[Entry], log_id: bytes, most: int) -> None:
         self.sending: Future[None] | None = None
         self.lock: asyncio.Lock | None = None
         self.done = False
-        taken: list[Entry] = []
-        self.sagas: dict[str, list[Entry]] = {}
-        self.bodies: dict[Entry, bytes] = {}
-        size = 0
-        for entry in entries:
-            body = body_of(entry.encoded, log_id)
-            size += len(body)
-            if taken and (size > most or len(taken) == _MOST_RECORDS):
-                break
-            taken.append(entry)
-            self.sagas.setdefault(entry.saga, []).append(entry)
-            self.bodies[entry] = body
-        super().__init__(taken)
+        super().__init__(entries, log_id, records=_MOST_RECORDS, size=most)
 
 
 class _Draft(NamedTuple):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
+from agent_saga_core.log.leased import busy, contested
 from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, Whole, is_there
 from agent_saga_core.log.postgres.connection import Connection, Server
 from agent_saga_core.log.postgres.reading import Row, checked_lines, rows_of, rows_of_many
@@ -66,8 +67,7 @@ def adopt(server: Server, log_id: bytes, wholes: Sequence[Whole], is_mine: Calla
             late, look.fresh = [whole for whole in look.fresh if whole.saga_id not in added], []
             look.at(late)
             for whole in look.fresh:
-                busy = SagaBusy(f"saga {whole.saga_id!r} comes and goes; try again", saga_id=whole.saga_id)
-                look.refused[whole.saga_id] = busy
+                look.refused[whole.saga_id] = contested(whole.saga_id)
             stored |= added
         there |= look.there
         refused |= look.refused
@@ -120,7 +120,7 @@ class _Look:
     def _one(self, whole: Whole, rows: list[Row]) -> None:
         owner = rows[0].owner if rows else None
         if self._is_mine(whole.saga_id, owner) or (owner is not None and rows[0].alive):
-            raise SagaBusy(f"saga {whole.saga_id!r} is owned; wait until its owner is done", saga_id=whole.saga_id)
+            raise busy(whole.saga_id)
         if is_there(whole, checked_lines(whole.saga_id, rows, self._log_id)):
             self.there.add(whole.saga_id)
             return

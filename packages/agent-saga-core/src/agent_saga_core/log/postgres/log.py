@@ -20,13 +20,14 @@ from agent_saga_core.log.postgres.lease import Heart
 from agent_saga_core.log.postgres.owning import Ownership
 from agent_saga_core.log.postgres.reading import history, ids_of, is_live, unfinished, verify
 from agent_saga_core.log.postgres.schema import check_rights, open_meta
-from agent_saga_core.log.postgres.writing import RowBatch, Statements, put
+from agent_saga_core.log.postgres.writing import MOST_BYTES, MOST_RECORDS, Statements, put
+from agent_saga_core.log.sql import SagaBatch
 from agent_saga_core.records import FINAL, Encoded, Record
 
 __all__ = ["PostgresLog"]
 
 
-class PostgresLog(LeasedLog[RowBatch]):
+class PostgresLog(LeasedLog[SagaBatch]):
     """A log in a PostgreSQL database, shared by any number of processes on any number of machines.
 
     What `flush` or `write` returned for is committed: it survives whatever the server survives. A saga belongs to its
@@ -52,26 +53,11 @@ class PostgresLog(LeasedLog[RowBatch]):
         self._address: Final = address_of(url)
         self._server: Final = Server(self._address)
         self._statements: Final = Statements.of(self._address.schema)
-        super().__init__(clock)
-        try:
-            self._meta: Final = open_meta(self._server)
-        except BaseException:
-            self._closed = "it could not be opened"
-            self._server.close()
-            raise
+        super().__init__(self._server, clock)
+        self._meta: Final = self.found(lambda: open_meta(self._server))
         heart = Heart(self._server, self._address.lease)
         self._ownership: Final = Ownership(self._server, heart, self._meta.log_id)
         self.begin(heart)
-
-    @property
-    def url(self) -> str:
-        """See `Log.url`."""
-        return self._address.url
-
-    @property
-    def max_result_bytes(self) -> int:
-        """See `Log.max_result_bytes`."""
-        return self._address.max_result_bytes
 
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`: whether the lease of its owner runs."""
@@ -201,26 +187,10 @@ class PostgresLog(LeasedLog[RowBatch]):
 
     # --- the store's part of group commit
 
-    def prepare(self, entries: Sequence[Entry]) -> RowBatch:
+    def prepare(self, entries: Sequence[Entry]) -> SagaBatch:
         """See `GroupCommitLog.prepare`."""
-        return RowBatch(entries, self._meta.log_id)
+        return SagaBatch(entries, self._meta.log_id, records=MOST_RECORDS, size=MOST_BYTES)
 
-    def write_batch(self, batch: RowBatch) -> None:
+    def write_batch(self, batch: SagaBatch) -> None:
         """See `GroupCommitLog.write_batch`. What it has written is durable."""
-        self._server.run(lambda connection: put(connection, batch, self._statements, self._holdings, self._refusals))
-        if any(entry.error is not None for entry in batch.entries):
-            self._heart.ask()  # who lost one saga may have lost all
-
-    def accept(self, batch: RowBatch) -> None:
-        """See `GroupCommitLog.accept`."""
-
-    def sync(self) -> None:
-        """See `GroupCommitLog.sync`: nothing is left to do."""
-
-    def disconnect(self) -> None:
-        """See `LeasedLog.disconnect`."""
-        self._server.close()
-
-    def forget_server(self) -> None:
-        """See `LeasedLog.forget_server`."""
-        self._server.abandon()
+        self._server.run(lambda connection: put(connection, self.asked(batch), self._statements, self._refusals))

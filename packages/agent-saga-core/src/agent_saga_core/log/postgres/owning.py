@@ -8,20 +8,15 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import errors
 
-from agent_saga_core.errors import LogCorrupted, SagaBusy
-from agent_saga_core.log.base import readable_history
+from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.lease import Writer
-from agent_saga_core.log.leased import Holding, Taken
+from agent_saga_core.log.leased import TRIES, Claim, Holding, Taken, busy, claim_of, contested
 from agent_saga_core.log.postgres.connection import Connection, Server
 from agent_saga_core.log.postgres.lease import Heart
 from agent_saga_core.log.postgres.reading import Row, checked, rows_of, rows_of_many
-from agent_saga_core.log.sql import body_of, damaged
-from agent_saga_core.records import FINAL, Record, RecordType, encode
+from agent_saga_core.log.sql import damaged
 
 __all__ = ["Ownership"]
-
-_TRIES: Final = 16
-"""How often a saga may change under a claimer before it is called busy."""
 
 _APPEAR: Final = (
     "INSERT INTO {s}.saga(id, epoch, next, owner, turn) SELECT %b, 1, 1, nonce, %b FROM {s}.writer"
@@ -75,9 +70,7 @@ class _Asked(NamedTuple):
     seen: Row
     free: bool
     """Whether that needs nobody to be fenced."""
-    records: tuple[Record, ...]
-    claim: Record
-    body: bytes
+    claim: Claim
 
 
 class Ownership:
@@ -108,14 +101,14 @@ class Ownership:
             LogUnavailable: The server cannot be reached, or refuses.
         """
         self._heart.called_off(saga_id)  # it was given up while the server was away, and must not be from now on
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             rows = self._server.run(lambda connection: rows_of(connection, self._server.address.schema, saga_id))
             taken = self._take(saga_id, holding, rows, clock)
             if taken is not None:
                 return taken
             if not self._heart.still(holding.writer):
                 return None
-        raise SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
+        raise contested(saga_id)
 
     def _take(self, saga_id: str, holding: Holding, rows: list[Row], clock: Callable[[], float]) -> Taken | None:
         """One try; None if the saga is not any more what was read of it."""
@@ -129,30 +122,28 @@ class Ownership:
         seen = rows[0]
         mine = self._heart.mine(seen.owner)
         if seen.owner is not None and not mine and seen.alive:
-            raise SagaBusy(f"saga {saga_id!r} is owned by another process; wait until it is done", saga_id=saga_id)
+            raise busy(saga_id)
         # By an earlier try of this claim, whose answer was lost.
         ours = seen.owner == writer.nonce and seen.turn == holding.turn
-        if seen.next == 1 and len(rows) == 1 and seen.n is None:
+        records = checked(saga_id, rows, self._log_id)
+        if not records:
             holding.asked, holding.epoch = True, seen.epoch
             taken = ours or self._change(self._take_empty, saga_id, holding, seen, mine=mine)
             return Taken((), 0) if taken else None
-        records = checked(saga_id, rows, self._log_id)
-        readable = readable_history(saga_id, records)
-        n = len(records) + 1
-        if seen.ended is not None or any(record.type in FINAL for record in readable):
-            return Taken(readable, n - 1)
+        claim = claim_of(saga_id, records, self._log_id, clock())
+        if isinstance(claim, Taken):
+            return claim
         if ours:
             holding.epoch = seen.epoch
-            return Taken(readable, n - 1)
-        claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
-        body = body_of(encode(claim), self._log_id)
-        holding.asked, holding.epoch = True, n
-        taken = self._change(self._claim, saga_id, holding, seen, mine=mine, n=n, body=body)
-        return Taken((*readable, claim), n) if taken else None
+            return Taken(claim.before, claim.record.n - 1)
+        holding.asked, holding.epoch = True, claim.record.n
+        taken = self._change(self._claim, saga_id, holding, seen, mine=mine, claim=claim)
+        return claim.taken if taken else None
 
     def _change(
-        self, statement: Any, saga_id: str, holding: Holding, seen: Row, *, mine: bool, n: int = 0, body: bytes = b""
+        self, statement: Any, saga_id: str, holding: Holding, seen: Row, *, mine: bool, claim: Claim | None = None
     ) -> bool:
+        n, body = (0, b"") if claim is None else (claim.record.n, claim.body)
         parameters: dict[str, Any] = {
             "id": saga_id,
             "me": holding.writer.nonce,
@@ -205,25 +196,22 @@ class Ownership:
             if (seen.alive and not mine) or seen.n is None:
                 continue  # it is owned; or nothing is begun under that id
             try:
-                records = checked(saga_id, rows, self._log_id)
-                readable = readable_history(saga_id, records)
+                claim = claim_of(saga_id, checked(saga_id, rows, self._log_id), self._log_id, clock())
             except LogCorrupted as error:
                 results[saga_id] = error
                 continue
-            n = len(records) + 1
-            if seen.ended is not None or any(record.type in FINAL for record in readable):
-                results[saga_id] = Taken(readable, n - 1)
-                continue
-            claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
-            asked.append(_Asked(saga_id, seen, mine or free, readable, claim, body_of(encode(claim), self._log_id)))
+            if isinstance(claim, Taken):
+                results[saga_id] = claim
+            else:
+                asked.append(_Asked(saga_id, seen, mine or free, claim))
         for one in asked:
-            holdings[one.saga_id].asked, holdings[one.saga_id].epoch = True, one.claim.n
+            holdings[one.saga_id].asked, holdings[one.saga_id].epoch = True, one.claim.record.n
         taken, tries = self._take_all(asked, writer) if asked else (frozenset[str](), 1)
         if taken is None:
             return None
         for one in asked:
             if one.saga_id in taken:
-                results[one.saga_id] = Taken((*one.records, one.claim), one.claim.n)
+                results[one.saga_id] = one.claim.taken
             else:
                 # Said once and answered, it is not ours; said again, an answer that was lost may have made it so.
                 holdings[one.saga_id].asked = tries > 1
@@ -238,7 +226,7 @@ class Ownership:
             "free": [one.free for one in asked],
             "epochs": [one.seen.epoch for one in asked],
             "seen": [one.seen.next for one in asked],
-            "bodies": [one.body for one in asked],
+            "bodies": [one.claim.body for one in asked],
             "fence": list({one.seen.owner for one in asked if not one.free}),
         }
         tries = 0

@@ -10,9 +10,8 @@ from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
-from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import Kept, history_of, lines_of, read_body
-from agent_saga_core.records import RECORD_LINE, Record
+from agent_saga_core.log.sql import Kept, distinct, history_of, lines_of, name_in, verified
+from agent_saga_core.records import Record
 
 __all__ = [
     "COLUMNS",
@@ -177,29 +176,17 @@ def unfinished(server: Server, log_id: bytes) -> Unfinished:
             live.add(saga_id)
         if not counted or most != counted or next_n != counted + 1:
             meant = server.run(lambda connection, seq=seq: _name_within(connection, schema, seq, log_id))
-            named = _distinct(saga_id, meant)
+            named = distinct(saga_id, meant)
             ids += [one for one in named if one != saga_id]
             reason = f"{counted} records are there, up to number {most!r}, and {next_n!r} is the next"
             damage.append(Damage(where=f"row {seq} of saga", reason=reason, saga_ids=named))
     return Unfinished(saga_ids=tuple(ids), damage=tuple(damage), live=frozenset(live))
 
 
-def _distinct(*names: str | None) -> tuple[str, ...]:
-    return tuple({name: None for name in names if name is not None})
-
-
 def _name_within(connection: Connection, schema: str, seq: int, log_id: bytes) -> str | None:
     """The saga that the records themselves name, where the first of them is intact."""
     row = connection.execute(_query(_FIRST, schema), (seq,), binary=True).fetchone()
-    return None if row is None else _named(row[0], log_id)
-
-
-def _named(body: object, log_id: bytes) -> str | None:
-    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) else None
-    if line is None:
-        return None
-    name = saga_name(line["saga"])
-    return name if name is not None and isinstance(read_body(body, name, int(line["n"]), log_id), Record) else None
+    return None if row is None else name_in(row[0], log_id)
 
 
 class _Walk:
@@ -225,7 +212,7 @@ class _Walk:
         try:
             records = checked(saga_id, found, self._log_id, erased=True)
         except LogCorrupted as error:
-            named = _distinct(saga_id, _named(found[0].body, self._log_id))
+            named = distinct(saga_id, name_in(found[0].body, self._log_id))
             self.damage.append(Damage(where=f"saga {saga_id!r}", reason=str(error), saga_ids=named))
             return
         self.records += len(records)
@@ -249,6 +236,4 @@ def verify(server: Server, log_id: bytes, progress: Callable[[int], None] | None
     walk = _Walk(server, log_id, progress)
     walk.sagas()
     walk.strays()
-    damage = tuple(walk.damage)
-    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
-    return Verification(intact=not damage, records=walk.records, first_broken=first, damage=damage)
+    return verified(walk.records, walk.damage)

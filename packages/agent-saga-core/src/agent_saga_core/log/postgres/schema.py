@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -12,7 +11,7 @@ import psycopg
 from agent_saga_core.errors import LogCorrupted, LogUnavailable
 from agent_saga_core.log.postgres.address import Address, address_of
 from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
-from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version
+from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version, missing
 
 __all__ = ["MIGRATIONS", "init", "migrate", "open_meta"]
 
@@ -144,10 +143,7 @@ def open_meta(server: Server) -> Meta:
     address = server.address
     found, _ = server.run(lambda connection: _meta(connection, address), patient=False)
     if found is None:
-        raise LogUnavailable(
-            f"there is no log at {address.url}: it was not initialised; make it: "
-            f"agent-saga log init {quote(address.url)}"
-        )
+        raise missing(address.url)
     check_version(found.version, address.url, known=SCHEMA)
     return found
 
@@ -219,9 +215,7 @@ def migrate(url: str) -> Prepared:
             connection.execute(_sql(_LOCK, address))
             found, warnings = _meta(connection, address)
             if found is None:
-                raise LogUnavailable(
-                    f"there is no log at {address.url}; make one: agent-saga log init {quote(address.url)}"
-                )
+                raise missing(address.url)
             if found.version < SCHEMA:
                 applied = _apply(connection, address, found.version)
         now, _ = _meta(connection, address)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from psycopg import errors
 
 from agent_saga_core.errors import Fenced, LogCorrupted
-from agent_saga_core.log.commit import Batch, Entry, Owned
 from agent_saga_core.log.leased import Holding
 from agent_saga_core.log.postgres.connection import Connection
-from agent_saga_core.log.sql import Refusals, body_of, damaged, stored
+from agent_saga_core.log.sql import Refusals, Rows, damaged, lost, stored
 
-__all__ = ["RowBatch", "Statements", "put"]
+__all__ = ["MOST_BYTES", "MOST_RECORDS", "Statements", "put"]
 
-_MOST_RECORDS: Final = 2_000
-_MOST_BYTES: Final = 16 * 2**20
+MOST_RECORDS: Final = 2_000
+MOST_BYTES: Final = 16 * 2**20
 
 _MOVE: Final = (
     "UPDATE {s}.saga SET next = %b, ended = nullif(%b::float8, 'NaN'),"
@@ -75,69 +74,16 @@ class Statements(NamedTuple):
         return cls(*(text.format(s=schema) for text in texts))
 
 
-class Rows:
-    """The records of one saga in a batch, in order, and their lines."""
-
-    __slots__ = ("bodies", "entries")
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.bodies: list[bytes] = []
-
-    @property
-    def ended(self) -> float:
-        """The time of the final record, NaN if there is none."""
-        last = self.entries[-1]
-        # The time is the last thing in the head of a line.
-        return float(last.encoded.head.rpartition(b":")[2]) if last.final else math.nan
-
-
-class RowBatch(Batch):
-    """A batch, by saga."""
-
-    __slots__ = ("sagas",)
-
-    def __init__(self, entries: Sequence[Entry], log_id: bytes) -> None:
-        taken: list[Entry] = []
-        self.sagas: dict[str, Rows] = {}
-        size = 0
-        for entry in entries:
-            body = body_of(entry.encoded, log_id)
-            size += len(body)
-            if taken and (size > _MOST_BYTES or len(taken) == _MOST_RECORDS):
-                break
-            taken.append(entry)
-            rows = self.sagas.setdefault(entry.saga, Rows())
-            rows.entries.append(entry)
-            rows.bodies.append(body)
-        super().__init__(taken)
-
-
 def put(
-    connection: Connection,
-    batch: RowBatch,
-    statements: Statements,
-    holdings: Mapping[Owned, Holding],
-    refusals: Refusals,
+    connection: Connection, asked: Mapping[str, tuple[Rows, Holding]], statements: Statements, refusals: Refusals
 ) -> None:
-    """Store a batch. What is refused has its `error` set, and the rest is durable.
+    """Store what was asked for of a batch. What is refused has its `error` set, and the rest is durable.
 
-    Put again, because nobody knows whether it was committed, a batch changes nothing.
+    Put again, because nobody knows whether it was committed, it changes nothing.
 
     Raises:
         psycopg.Error: It cannot be stored.
     """
-    asked: dict[str, tuple[Rows, Holding]] = {}
-    for saga_id, rows in batch.sagas.items():
-        entry = rows.entries[0]
-        error, holding = refusals.of(entry), holdings.get(entry.owner)
-        if error is None and holding is None:
-            error = Fenced(f"this process does not own saga {saga_id!r} any more")
-        if error is not None or holding is None:
-            refusals.refuse(rows.entries, error or Fenced(saga_id))
-        else:
-            holding.asked = True
-            asked[saga_id] = rows, holding
     if not asked:
         return
     done: set[str]
@@ -162,7 +108,7 @@ def _put_all(connection: Connection, asked: Mapping[str, tuple[Rows, Holding]], 
         [holding.epoch for _, holding in asked.values()],
         [rows.entries[0].n for rows, _ in asked.values()],
         [rows.entries[-1].n + 1 for rows, _ in asked.values()],
-        [rows.ended for rows, _ in asked.values()],
+        [_ended(rows) for rows, _ in asked.values()],
         [holding.fresh for _, holding in asked.values()],
         [entry.saga for rows, _ in asked.values() for entry in rows.entries],
         [entry.n for rows, _ in asked.values() for entry in rows.entries],
@@ -172,7 +118,7 @@ def _put_all(connection: Connection, asked: Mapping[str, tuple[Rows, Holding]], 
 
 
 def _put_one(connection: Connection, rows: Rows, holding: Holding, statements: Statements) -> bool:
-    first, last, ended = rows.entries[0], rows.entries[-1], rows.ended
+    first, last, ended = rows.entries[0], rows.entries[-1], _ended(rows)
     nonce, epoch = holding.writer.nonce, holding.epoch
     one = first is last
     if holding.fresh:
@@ -183,6 +129,11 @@ def _put_one(connection: Connection, rows: Rows, holding: Holding, statements: S
         head = [last.n + 1, ended, ended, first.saga, nonce, epoch, first.n]
     tail: list[Any] = [first.n, epoch, rows.bodies[0]] if one else [epoch, [e.n for e in rows.entries], rows.bodies]
     return connection.execute(_query(statement), [*head, *tail]).rowcount == len(rows.entries)
+
+
+def _ended(rows: Rows) -> float:
+    """The time of the final record, NaN if there is none."""
+    return float(rows.ended or math.nan)
 
 
 def _query(statement: str) -> Any:
@@ -206,12 +157,7 @@ def _settle(connection: Connection, rows: Rows, holding: Holding, statements: St
     found = connection.execute(_query(statements.look), (first.n, last.n, first.saga), binary=True).fetchall()
     next_n, owner, epoch, ended = found[0][:4] if found else (1, None, 0, None)
     if next_n < first.n:
-        raise LogCorrupted(
-            f"saga {first.saga!r} has lost records: {first.n - 1} were acknowledged, and the log is at {next_n - 1}; "
-            "the server was restored, or a replica took its place that lacked them: settle the saga by hand",
-            saga_id=first.saga,
-            where=f"saga {first.saga!r}",
-        )
+        raise lost(first.saga, first.n - 1, next_n)
     done = stored(rows.entries, rows.bodies, {n: body for *_, n, body in found if n is not None}, next_n)
     ours = owner == holding.writer.nonce and epoch == holding.epoch
     if done == len(rows.entries):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from shlex import quote
 from typing import Any, Final
 
 import redis
@@ -216,13 +215,6 @@ class Server(Pool[Connection, Exception]):
         for secret in self.address.secrets:
             line = line.replace(secret, "***")
         return line
-
-    def missing(self) -> LogUnavailable:
-        """What to raise where nobody has made a log."""
-        url = self.address.url
-        return LogUnavailable(
-            f"there is no log at {url}: it was not initialised; make it: agent-saga log init {quote(url)}"
-        )
 
 
 def _packed(command: Sequence[str | bytes | int]) -> bytes:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from agent_saga_core.clock import SYSTEM_CLOCK, Clock
-from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
+from agent_saga_core.errors import LogCorrupted, SagaError
 from agent_saga_core.log.base import KEEP_DAYS, Compaction, Unfinished, Verification, cutoff
 from agent_saga_core.log.commit import Entry
-from agent_saga_core.log.leased import Holding, LeasedLog, Taken, fit
+from agent_saga_core.log.leased import Holding, LeasedLog, Taken, busy, fit
 from agent_saga_core.log.lines import Adopted, Lines, adopt_owned, wholes_of
 from agent_saga_core.log.redis.address import address_of
 from agent_saga_core.log.redis.adopting import put_whole
@@ -21,7 +21,8 @@ from agent_saga_core.log.redis.owning import Ownership
 from agent_saga_core.log.redis.reading import history, ids_of, is_live, lines, unfinished
 from agent_saga_core.log.redis.schema import check_rights, open_log_id
 from agent_saga_core.log.redis.walking import verify
-from agent_saga_core.log.redis.writing import LineBatch, lose, put
+from agent_saga_core.log.redis.writing import MOST_BYTES, MOST_RECORDS, lose, put
+from agent_saga_core.log.sql import SagaBatch
 from agent_saga_core.records import Encoded, Record
 
 __all__ = ["RedisLog"]
@@ -29,7 +30,7 @@ __all__ = ["RedisLog"]
 _ENDED: Final = 1_024
 
 
-class RedisLog(LeasedLog[LineBatch]):
+class RedisLog(LeasedLog[SagaBatch]):
     """A log on a Redis or Valkey server, shared by any number of processes on any number of machines. Experimental.
 
     What `flush` or `write` returned for is in the server's append-only file, synced. A saga belongs to its owner as
@@ -55,28 +56,13 @@ class RedisLog(LeasedLog[LineBatch]):
         self._address: Final = address_of(url)
         self._server: Final = Server(self._address)
         self._ended: deque[tuple[str, Holding]] = deque(maxlen=_ENDED)  # the sagas that ended here last
-        super().__init__(clock)
-        try:
-            self._log_id: Final = open_log_id(self._server)
-        except BaseException:
-            self._closed = "it could not be opened"
-            self._server.close()
-            raise
+        super().__init__(self._server, clock)
+        self._log_id: Final = self.found(lambda: open_log_id(self._server))
         self._server.log_id = self._log_id
         heart = Heart(self._server, self._address.lease, self._lost)
         self._server.on_change = heart.ask  # whether the new server has what the other acknowledged
         self._ownership: Final = Ownership(self._server, heart, self._log_id)
         self.begin(heart)
-
-    @property
-    def url(self) -> str:
-        """See `Log.url`."""
-        return self._address.url
-
-    @property
-    def max_result_bytes(self) -> int:
-        """See `Log.max_result_bytes`."""
-        return self._address.max_result_bytes
 
     def is_live(self, saga_id: str) -> bool:
         """See `Log.is_live`: whether the lease of its owner runs."""
@@ -135,7 +121,7 @@ class RedisLog(LeasedLog[LineBatch]):
 
     def _exclude(self, saga_id: str, token: object) -> None:
         if self._held.setdefault(fit(saga_id), token) is not token or is_live(self._server, saga_id):
-            raise SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
+            raise busy(saga_id)
 
     def _include(self, saga_id: str, token: object) -> None:
         if self._held.get(saga_id) is token:
@@ -169,38 +155,26 @@ class RedisLog(LeasedLog[LineBatch]):
 
     # --- the store's part of group commit
 
-    def prepare(self, entries: Sequence[Entry]) -> LineBatch:
+    def prepare(self, entries: Sequence[Entry]) -> SagaBatch:
         """See `GroupCommitLog.prepare`."""
-        return LineBatch(entries, self._log_id)
+        return SagaBatch(entries, self._log_id, records=MOST_RECORDS, size=MOST_BYTES)
 
-    def write_batch(self, batch: LineBatch) -> None:
+    def write_batch(self, batch: SagaBatch) -> None:
         """See `GroupCommitLog.write_batch`. What it has written is durable."""
         try:
-            self._server.run(lambda connection: put(connection, self._server, batch, self._holdings, self._refusals))
+            self._server.run(lambda connection: put(connection, self._server, self.asked(batch), self._refusals))
         except LogCorrupted as error:
             self._lost(error)
             raise
-        if any(entry.error is not None for entry in batch.entries):
-            self._heart.ask()  # who lost one saga may have lost all
 
-    def accept(self, batch: LineBatch) -> None:
+    def accept(self, batch: SagaBatch) -> None:
         """See `GroupCommitLog.accept`."""
+        super().accept(batch)
         for entry in batch.entries:
             if entry.final and entry.error is None:
                 holding = self._holdings.get(entry.owner)
                 if holding is not None:
                     self._ended.append((entry.saga, holding))
-
-    def sync(self) -> None:
-        """See `GroupCommitLog.sync`: nothing is left to do."""
-
-    def disconnect(self) -> None:
-        """See `LeasedLog.disconnect`."""
-        self._server.close()
-
-    def forget_server(self) -> None:
-        """See `LeasedLog.forget_server`."""
-        self._server.abandon()
 
     # --- a server that lost what it acknowledged
 

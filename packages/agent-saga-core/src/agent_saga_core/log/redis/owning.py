@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from redis.exceptions import RedisError
 
-from agent_saga_core.errors import LogCorrupted, SagaBusy, SagaError
-from agent_saga_core.log.base import readable_history
+from agent_saga_core.errors import LogCorrupted, SagaError
 from agent_saga_core.log.lease import Heart
-from agent_saga_core.log.leased import Holding, Taken
+from agent_saga_core.log.leased import TRIES, Claim, Holding, Taken, busy, claim_of, contested
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.reading import Row, intact, seen
 from agent_saga_core.log.redis.scripts import RELEASE, TAKE
 from agent_saga_core.log.redis.writing import acknowledged, shared_keys
-from agent_saga_core.log.sql import body_of, damaged
-from agent_saga_core.records import FINAL, Record, RecordType, encode
+from agent_saga_core.log.sql import damaged
 
 __all__ = ["Ownership"]
-
-_TRIES: Final = 16
-"""How often a saga may change under a claimer before it is called busy."""
-
-_BUSY: Final = "saga {id!r} is owned by another process; wait until it is done"
 
 
 class Ownership:
@@ -49,14 +42,14 @@ class Ownership:
             LogUnavailable: The server cannot be reached, or refuses.
         """
         self._heart.called_off(saga_id)  # it was given up while the server was away, and must not be from now on
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             row, bodies = self._server.run(lambda connection: seen(connection, self._server, saga_id))
             taken, fenced = self._take(saga_id, holding, row, bodies, clock)
             if taken is not None:
                 return taken
             if fenced and not self._heart.still(holding.writer):
                 return None
-        raise SagaBusy(f"saga {saga_id!r} goes from hand to hand; try again", saga_id=saga_id)
+        raise contested(saga_id)
 
     def _take(
         self, saga_id: str, holding: Holding, row: Row | None, bodies: list[bytes], clock: Callable[[], float]
@@ -64,19 +57,14 @@ class Ownership:
         """One try; None if the saga is not any more what was read of it. And whether the writer is fenced."""
         mine = row is not None and self._mine(row.owner)
         if row is not None and row.alive and not mine:
-            raise SagaBusy(_BUSY.format(id=saga_id), saga_id=saga_id)
-        if row is None or (row.next == 1 and not bodies):
-            found, fenced = self._change(saga_id, holding, row, mine=mine)
-            return (Taken((), 0) if found else None), fenced
+            raise busy(saga_id)
         records = intact(saga_id, row, bodies, self._log_id)
-        readable = readable_history(saga_id, records)
-        n = len(records) + 1
-        if row.ended is not None or any(record.type in FINAL for record in readable):
-            return Taken(readable, n - 1), False
-        claim = Record(saga=saga_id, n=n, epoch=n, type=RecordType.CLAIM, time=clock(), data={})
-        body = body_of(encode(claim), self._log_id)
-        found, fenced = self._change(saga_id, holding, row, mine=mine, n=n, body=body)
-        return (Taken((*readable, claim), n) if found else None), fenced
+        claim = claim_of(saga_id, records, self._log_id, clock()) if records else None
+        if isinstance(claim, Taken):
+            return claim, False
+        found, fenced = self._change(saga_id, holding, row, mine=mine, claim=claim)
+        taken = Taken((), 0) if claim is None else claim.taken
+        return (taken if found else None), fenced
 
     def _mine(self, owner: str) -> bool:
         try:
@@ -85,9 +73,10 @@ class Ownership:
             return False
 
     def _change(
-        self, saga_id: str, holding: Holding, row: Row | None, *, mine: bool, n: int = 0, body: bytes = b""
+        self, saga_id: str, holding: Holding, row: Row | None, *, mine: bool, claim: Claim | None
     ) -> tuple[bool, bool]:
         """Make the saga ours, if it is as it was seen. Whether it is, and whether our writer is fenced."""
+        n, body = (0, b"") if claim is None else (claim.record.n, claim.body)
         key, writer, name = self._server.address.key, holding.writer, saga_id.encode()
         owner = "" if row is None else row.owner
         holding.asked, holding.epoch = True, n or (1 if row is None else row.epoch)
@@ -104,7 +93,7 @@ class Ownership:
         if not acknowledged(self._server, writer, answer):
             return False, True
         if answer[0] == b"busy":
-            raise SagaBusy(_BUSY.format(id=saga_id), saga_id=saga_id)
+            raise busy(saga_id)
         if answer[0] == b"damaged":
             raise damaged(saga_id, "its keys are of another kind")
         if answer[0] != b"taken":

@@ -16,9 +16,8 @@ from agent_saga_core.log.base import Damage, Unfinished
 from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.scripts import CENSUS, LOOK
-from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import Kept, damaged, history_of, lines_of, read_body
-from agent_saga_core.records import RECORD_LINE, Record
+from agent_saga_core.log.sql import Kept, damaged, distinct, history_of, lines_of, name_in
+from agent_saga_core.records import Record
 
 __all__ = [
     "FIRST_PIECE",
@@ -27,7 +26,6 @@ __all__ = [
     "Listed",
     "Row",
     "census",
-    "distinct",
     "history",
     "ids_of",
     "intact",
@@ -271,20 +269,10 @@ def _fault(row: Row | str | None) -> str | None:
     return None
 
 
-def distinct(*names: str | None) -> tuple[str, ...]:
-    """Those that are known, each once."""
-    return tuple({name: None for name in names if name is not None})
-
-
 def name_within(connection: Connection, server: Server, name: bytes, log_id: bytes) -> str | None:
     """The saga that the records themselves name, where the first of them is intact."""
     try:
         body = connection.call("LINDEX", server.address.key("records", name), 0)
     except ResponseError:
         return None
-    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) else None
-    if line is None:
-        return None
-    meant = saga_name(line["saga"])
-    whole = meant is not None and isinstance(read_body(body, meant, int(line["n"]), log_id), Record)
-    return meant if whole else None
+    return name_in(body, log_id)

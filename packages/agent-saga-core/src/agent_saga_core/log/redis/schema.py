@@ -29,7 +29,7 @@ from agent_saga_core.log.redis.address import address_of
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.fitness import weaknesses
 from agent_saga_core.log.redis.scripts import INIT, RIGHTS
-from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version
+from agent_saga_core.log.sql import SCHEMA, Prepared, Version, check_version, missing
 
 __all__ = ["check_rights", "init", "migrate", "open_log_id"]
 
@@ -80,7 +80,7 @@ def open_log_id(server: Server) -> bytes:
     """
     found = server.run(lambda connection: _meta(connection, server), patient=False)
     if found is None:
-        raise server.missing()
+        raise missing(server.address.url)
     check_version(found.version, server.address.url, known=SCHEMA)
     return found.log_id
 
@@ -140,7 +140,7 @@ def migrate(url: str) -> Prepared:
 
 def _prepared(server: Server, found: _Meta | None, *, made: bool) -> Prepared:
     if found is None:
-        raise server.missing()
+        raise missing(server.address.url)
     url = server.address.url
     check_version(found.version, url, known=SCHEMA)
     weak = [] if server.facts is None else weaknesses(server.facts)

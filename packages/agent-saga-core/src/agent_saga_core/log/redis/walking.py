@@ -15,12 +15,12 @@ from agent_saga_core.log.redis.reading import (
     Listed,
     Row,
     census,
-    distinct,
     intact,
     name_within,
     names_in,
     seen,
 )
+from agent_saga_core.log.sql import distinct, verified
 
 __all__ = ["Found", "Histories", "verify"]
 
@@ -188,6 +188,4 @@ def verify(server: Server, log_id: bytes, progress: Callable[[int], None] | None
     walk = _Walk(server, log_id, progress)
     walk.sagas()
     walk.strays()
-    damage = tuple(walk.damage)
-    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
-    return Verification(intact=not damage, records=walk.records, first_broken=first, damage=damage)
+    return verified(walk.records, walk.damage)

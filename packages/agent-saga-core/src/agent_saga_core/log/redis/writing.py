@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from agent_saga_core.errors import Fenced, LogCorrupted
-from agent_saga_core.log.commit import Batch, Entry, Owned
 from agent_saga_core.log.lease import Writer
 from agent_saga_core.log.leased import Holding
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.lease import bereaved
 from agent_saga_core.log.redis.reading import row_of
 from agent_saga_core.log.redis.scripts import APPEND, LOSE
-from agent_saga_core.log.sql import Refusals, body_of, damaged, stored
+from agent_saga_core.log.sql import Refusals, Rows, damaged, lost, stored
 
-__all__ = ["MOST_BYTES", "MOST_RECORDS", "LineBatch", "Lines", "acknowledged", "lose", "put", "shared_keys"]
+__all__ = ["MOST_BYTES", "MOST_RECORDS", "acknowledged", "lose", "put", "shared_keys"]
 
 # What one script holds up the server for: a millisecond or two.
 MOST_RECORDS: Final = 500
 MOST_BYTES: Final = 4 * 2**20
 
 
-class Lines:
-    """The records of one saga in a batch, in order, and their lines."""
-
-    __slots__ = ("bodies", "entries")
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.bodies: list[bytes] = []
-
-    @property
-    def ended(self) -> bytes:
-        """The time of the final record, as text; nothing if there is none."""
-        last = self.entries[-1]
-        # The time is the last thing in the head of a line.
-        return last.encoded.head.rpartition(b":")[2] if last.final else b""
-
-
-class LineBatch(Batch):
-    """A batch, by saga."""
-
-    __slots__ = ("sagas",)
-
-    def __init__(self, entries: Sequence[Entry], log_id: bytes) -> None:
-        taken: list[Entry] = []
-        self.sagas: dict[str, Lines] = {}
-        size = 0
-        for entry in entries:
-            body = body_of(entry.encoded, log_id)
-            size += len(body)
-            if taken and (size > MOST_BYTES or len(taken) == MOST_RECORDS):
-                break
-            taken.append(entry)
-            lines = self.sagas.setdefault(entry.saga, Lines())
-            lines.entries.append(entry)
-            lines.bodies.append(body)
-        super().__init__(taken)
-
-
-_Asked = dict[str, tuple[Lines, Holding]]
+_Asked = dict[str, tuple[Rows, Holding]]
 
 
 def shared_keys(server: Server, writer: Writer) -> list[bytes]:
@@ -82,33 +43,19 @@ def acknowledged(server: Server, writer: Writer, answer: list[Any]) -> bool:
     return answer[0] != b"fenced"
 
 
-def put(
-    connection: Connection,
-    server: Server,
-    batch: LineBatch,
-    holdings: Mapping[Owned, Holding],
-    refusals: Refusals,
-) -> None:
-    """Store a batch. What is refused has its `error` set, and the rest is durable.
+def put(connection: Connection, server: Server, asked: Mapping[str, tuple[Rows, Holding]], refusals: Refusals) -> None:
+    """Store what was asked for of a batch. What is refused has its `error` set, and the rest is durable.
 
-    Put again, because nobody knows whether it was stored, a batch changes nothing.
+    Put again, because nobody knows whether it was stored, it changes nothing.
 
     Raises:
         redis.RedisError: It cannot be stored.
         LogCorrupted: The server lacks what it acknowledged to this process.
     """
-    asked: dict[Writer, _Asked] = {}
-    for saga_id, lines in batch.sagas.items():
-        entry = lines.entries[0]
-        error, holding = refusals.of(entry), holdings.get(entry.owner)
-        if error is None and holding is None:
-            error = Fenced(f"this process does not own saga {saga_id!r} any more")
-        if error is not None or holding is None:
-            refusals.refuse(lines.entries, error or Fenced(saga_id))
-        else:
-            holding.asked = True
-            asked.setdefault(holding.writer, {})[saga_id] = lines, holding
-    for writer, sagas in asked.items():
+    writers: dict[Writer, _Asked] = {}
+    for saga_id, (lines, holding) in asked.items():
+        writers.setdefault(holding.writer, {})[saga_id] = lines, holding
+    for writer, sagas in writers.items():
         done = _put_all(connection, server, writer, sagas)
         for saga_id, (lines, holding) in sagas.items():
             if saga_id in done:
@@ -135,7 +82,7 @@ def _put_all(connection: Connection, server: Server, writer: Writer, sagas: _Ask
     return {saga_id for saga_id, letter in zip(sagas, answer[2].decode(), strict=True) if letter == "y"}
 
 
-def _put_late(connection: Connection, server: Server, lines: Lines, holding: Holding, refusals: Refusals) -> None:
+def _put_late(connection: Connection, server: Server, lines: Rows, holding: Holding, refusals: Refusals) -> None:
     """What did not follow: it is stored already, because its acknowledgement was lost, or it is refused."""
     try:
         _settle(connection, server, lines, holding)
@@ -145,18 +92,13 @@ def _put_late(connection: Connection, server: Server, lines: Lines, holding: Hol
         refusals.refuse(lines.entries, error)
 
 
-def _settle(connection: Connection, server: Server, lines: Lines, holding: Holding) -> None:
+def _settle(connection: Connection, server: Server, lines: Rows, holding: Holding) -> None:
     first, last = lines.entries[0], lines.entries[-1]
     row = row_of(connection, server, first.saga)
     next_n = 1 if row is None else row.next
     if next_n < first.n:
         lose(connection, server, first.saga, holding, first.n)
-        raise LogCorrupted(
-            f"saga {first.saga!r} has lost records: {first.n - 1} were acknowledged, and the log is at {next_n - 1}; "
-            "the server was restored, or a replica took its place that lacked them: settle the saga by hand",
-            saga_id=first.saga,
-            where=f"saga {first.saga!r}",
-        )
+        raise lost(first.saga, first.n - 1, next_n)
     if row is not None and row.length != row.next - 1:
         raise damaged(first.saga, f"{row.length} records are there, and {row.next - 1} were written")
     ours = row is not None and row.owner == holding.writer.nonce.hex and row.epoch == holding.epoch
