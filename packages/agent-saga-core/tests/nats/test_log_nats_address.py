@@ -400,6 +400,21 @@ class TestNatsAddresses(Addresses):
     def shown(self, url: str) -> str:
         return address_of(url).url
 
+    def check_what_ended_costs_nothing(
+        self, log: NatsLog, late: NatsLog, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log._server.run(log._ownership.note)
+        asked: list[str] = []
+        latest = late._server.latest
+
+        async def noted(stream: str, subjects: list[str]) -> Any:
+            asked.extend(subjects)
+            return await latest(stream, subjects)
+
+        monkeypatch.setattr(late._server, "latest", noted)
+        begin(log, "one more", "INTENT")
+        assert len(late.unfinished().saga_ids) == 10_001 and len(asked) <= 10_001
+
     def check_nothing(self, url: str) -> None:
         name = address_of(url).name
         streams = behind(url, lambda server: server.api("STREAM.NAMES"))["streams"] or ()
@@ -598,36 +613,6 @@ def test_one_compaction_at_a_time(opened: Callable[..., NatsLog]) -> None:
     log._server.run(lambda: log._index.put_expired(pen.nonce, pen.revision))  # it was killed
     assert log.compact(keep_days=0).sagas == 1
     assert log.compact(keep_days=0).sagas == 0
-
-
-def test_ten_thousand_unfinished_sagas_are_found_beside_ten_thousand_that_ended(
-    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = opened()
-    ids = [f"saga-{at}" for at in range(20_000)]
-    ticket = 0
-    for at, saga in enumerate(ids):
-        log.claim(saga, fresh=True)
-        log.append(record(saga, 1, "START"))
-        ticket = log.append(record(saga, 2, "COMMITTED" if at % 2 else "INTENT"))
-    log.flush(ticket)
-    other = opened()
-    assert list(other.unfinished().saga_ids) == ids[::2]
-    assert list(other.saga_ids()) == ids
-    told: list[int] = []
-    assert other.verify(told.append).records == 40_000 and told[-1] == 40_000 and len(told) >= 4
-    # What has ended is not looked at any more.
-    log._server.run(log._ownership.note)
-    late, asked = opened(), []
-    latest = late._server.latest
-
-    async def noted(stream: str, subjects: list[str]) -> Any:
-        asked.extend(subjects)
-        return await latest(stream, subjects)
-
-    monkeypatch.setattr(late._server, "latest", noted)
-    begin(log, "one more", "INTENT")
-    assert len(late.unfinished().saga_ids) == 10_001 and len(asked) <= 20_001
 
 
 def test_the_leases_of_dead_processes_with_nothing_to_recover_go_away_by_themselves(

@@ -125,7 +125,7 @@ class Heart(ABC, Generic[C]):
 
     @abstractmethod
     def connect(self) -> C:
-        """A connection for the thread, which must not hang for longer than a third of the lease."""
+        """A connection for the thread, which does not hang for longer than a third of the lease, or a second or two."""
 
     @abstractmethod
     def renew_on(self, connection: C, writers: Sequence[Writer]) -> Collection[uuid.UUID]:

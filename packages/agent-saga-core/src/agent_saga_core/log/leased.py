@@ -203,7 +203,7 @@ class LeasedLog(GroupCommitLog[B]):
         return readable_history(saga_id, self.history_there(fit(saga_id)))
 
     def claim(self, saga_id: str, *, fresh: bool = False) -> tuple[Record, ...]:
-        """See `Log.claim`. When this returns, the CLAIM is durable and whoever owned the saga before is fenced."""
+        """See `Log.claim`. Once a CLAIM is returned, whoever owned the saga before can append nothing more to it."""
         self._check(appending=True)
         owner = Owned()
         try:
@@ -290,7 +290,7 @@ class LeasedLog(GroupCommitLog[B]):
     # --- durable, and still the owner
 
     def flush(self, ticket: int) -> None:
-        """See `Log.flush`. When this returns, the lease runs.
+        """See `Log.flush`. When this returns, the lease runs, or the record ended its saga: nothing is done after that.
 
         Raises:
             Fenced: Another process has taken over, or may have: the lease ran out, and could not be renewed.

@@ -88,7 +88,7 @@ class Pool(ABC, Generic[C, E]):
             self._idle.append(connection)
 
     def run(self, do: Callable[[C], T], *, patient: bool = True) -> T:
-        """Do something that may be done twice; again and again while the server is away, up to `timeout`.
+        """Do something that may be done twice; again while the server is away, as long as `timeout` is not over.
 
         Args:
             do: What to do.

@@ -1,4 +1,4 @@
-"""What the logs in a database have in common, whichever it is: rows that prove themselves, fencing, versions.
+"""What the logs on servers and in databases have in common: rows that prove themselves, batches, fencing, versions.
 
 No SQL and no driver here. A record's row holds the line that `docs/log-format.md` describes, without its newline: so
 what is checked and read is the same on every store, and a flipped bit in a record names its saga.
@@ -33,11 +33,11 @@ from agent_saga_core.records import (
 
 __all__ = [
     "SCHEMA",
-    "Kept",
     "Prepared",
     "Refusals",
     "Rows",
     "SagaBatch",
+    "Stated",
     "Version",
     "body_of",
     "check_version",
@@ -146,8 +146,8 @@ def read_body(body: object, saga_id: str, n: object, log_id: bytes, *, erased: b
     return record
 
 
-class Kept(NamedTuple):
-    """What a store keeps of a saga beside its records, and what those must agree with."""
+class Stated(NamedTuple):
+    """What a store says of a saga beside its records, which must agree with it."""
 
     next: int
     """The number that its next record must have."""
@@ -162,7 +162,7 @@ def history_of(
     saga_id: str,
     rows: Iterable[tuple[object, object]],
     log_id: bytes,
-    kept: Kept | None = None,
+    stated: Stated | None = None,
     *,
     next_n: int | None = None,
     erased: bool = False,
@@ -173,7 +173,7 @@ def history_of(
         saga_id: The saga.
         rows: Number and stored line of each, in order.
         log_id: The id of the log.
-        kept: What the store keeps of the saga.
+        stated: What the store keeps of the saga.
         next_n: The number that the store expects next, where it keeps no more than that; None if it does not know the
             saga.
         erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
@@ -188,7 +188,7 @@ def history_of(
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         records.append(found)
-    _agree(saga_id, [(record.n, record.type) for record in records], kept, next_n)
+    _agree(saga_id, [(record.n, record.type) for record in records], stated, next_n)
     return records
 
 
@@ -196,7 +196,7 @@ def lines_of(
     saga_id: str,
     rows: Iterable[tuple[object, object]],
     log_id: bytes,
-    kept: Kept | None = None,
+    stated: Stated | None = None,
     *,
     next_n: int | None = None,
 ) -> tuple[Encoded, ...]:
@@ -214,17 +214,17 @@ def lines_of(
             raise damaged(saga_id, f"record {n!r}: {found}")
         lines.append(encoded_of(found))
         kinds.append((int(found["n"]), found["type"].decode()))
-    _agree(saga_id, kinds, kept, next_n)
+    _agree(saga_id, kinds, stated, next_n)
     return tuple(lines)
 
 
-def _agree(saga_id: str, kinds: Sequence[tuple[int, str]], kept: Kept | None, next_n: int | None) -> None:
+def _agree(saga_id: str, kinds: Sequence[tuple[int, str]], stated: Stated | None, next_n: int | None) -> None:
     """Refuse records, of which number and type are given, that are not all, or not what the store says of them."""
-    fault = _numbers_fault([n for n, _ in kinds], next_n if kept is None else kept.next)
+    fault = _numbers_fault([n for n, _ in kinds], next_n if stated is None else stated.next)
     if fault is None and any(kind in FINAL for _, kind in kinds[:-1]):
         fault = "records follow its final one"
-    if fault is None and kept is not None:
-        fault = _kept_fault(kinds, kept)
+    if fault is None and stated is not None:
+        fault = _stated_fault(kinds, stated)
     if fault is not None:
         raise damaged(saga_id, fault)
 
@@ -238,8 +238,8 @@ def _numbers_fault(numbers: Sequence[int], next_n: int | None) -> str | None:
     return fault
 
 
-def _kept_fault(kinds: Sequence[tuple[int, str]], kept: Kept) -> str | None:
-    if kept.ended != (bool(kinds) and kinds[-1][1] in FINAL):
+def _stated_fault(kinds: Sequence[tuple[int, str]], stated: Stated) -> str | None:
+    if stated.ended != (bool(kinds) and kinds[-1][1] in FINAL):
         return "the store and its records do not agree on whether it has ended"
     epochs: list[int] = []
     epoch = 1
@@ -247,9 +247,9 @@ def _kept_fault(kinds: Sequence[tuple[int, str]], kept: Kept) -> str | None:
         epoch = n if kind == RecordType.CLAIM else epoch
         epochs.append(epoch)
     # Half of what fences a former owner: with another number there, what that one sent might be accepted again.
-    if kept.epoch is not None and kept.epoch != epoch:
+    if stated.epoch is not None and stated.epoch != epoch:
         return "the store and its records do not agree on who claimed it last"
-    if kept.epochs is not None and list(kept.epochs) != epochs:
+    if stated.epochs is not None and list(stated.epochs) != epochs:
         return "the store and its records do not agree on who wrote them"
     return None
 

@@ -25,7 +25,7 @@ _HEADER_ROOM: Final = 64 * 1024
 async def lines_in(reader: Reader, saga_id: str) -> Lines:
     """See `Log.lines`."""
     found = await reader.find(saga_id)
-    return () if found is None else lines_of(saga_id, found.rows, reader.log_id, found.kept)
+    return () if found is None else lines_of(saga_id, found.rows, reader.log_id, found.stated)
 
 
 class _Subject:

@@ -12,7 +12,7 @@ from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.nats.connection import Message, Server
 from agent_saga_core.log.nats.index import Index, Leased, Seen
 from agent_saga_core.log.nats.messages import BLOBS, BODY, KIND, TABLE, Kind, Meta, Part, Tail, fold, meta_of
-from agent_saga_core.log.sql import Kept, damaged, history_of, read_body, verified
+from agent_saga_core.log.sql import Stated, damaged, history_of, read_body, verified
 from agent_saga_core.records import FINAL, Record, RecordType
 
 __all__ = ["Found", "Reader", "unfinished", "verify"]
@@ -38,11 +38,11 @@ class Found(NamedTuple):
     """Whether its last record ends it, or the index says that it has ended."""
 
     @property
-    def kept(self) -> Kept:
+    def stated(self) -> Stated:
         """What its records must agree with."""
         epoch = self.seen.entry.epoch
         # A claim changes the entry first; if it comes to nothing, the next one has the same number.
-        return Kept(next=self.next, ended=self.final, epoch=None if epoch == self.next else epoch)
+        return Stated(next=self.next, ended=self.final, epoch=None if epoch == self.next else epoch)
 
 
 class _Known(NamedTuple):
@@ -201,7 +201,7 @@ class Reader:
         Raises:
             LogCorrupted: They are not what was written.
         """
-        return history_of(found.seen.entry.saga, found.rows, self.log_id, found.kept, erased=erased)
+        return history_of(found.seen.entry.saga, found.rows, self.log_id, found.stated, erased=erased)
 
     async def history(self, saga_id: str) -> list[Record]:
         """Every record of a saga, in order, whatever its type.

@@ -37,7 +37,7 @@ class Heart(lease.Heart[Connection]):
         self._renew: Any = _RENEW.format(s=server.address.schema)
         self._retire: Any = _RETIRE.format(s=server.address.schema)
         # A connection that hangs must be given up while there is time for another.
-        self._third = max(2, int(seconds / 3))
+        self._third = max(2, int(seconds / 3))  # libpq counts no less
 
     def register(self, writer: Writer) -> None:
         """See `lease.Heart.register`."""

@@ -10,7 +10,7 @@ from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
 from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.postgres.connection import Connection, Server, unhurried
-from agent_saga_core.log.sql import Kept, distinct, history_of, lines_of, name_in, verified
+from agent_saga_core.log.sql import Stated, distinct, history_of, lines_of, name_in, verified
 from agent_saga_core.records import Record
 
 __all__ = [
@@ -102,7 +102,7 @@ def checked(saga_id: str, rows: Sequence[Row], log_id: bytes, *, erased: bool = 
     Raises:
         LogCorrupted: They are not what was written.
     """
-    return history_of(saga_id, _stored(rows), log_id, _kept(rows), erased=erased) if rows else []
+    return history_of(saga_id, _stored(rows), log_id, _stated(rows), erased=erased) if rows else []
 
 
 def checked_lines(saga_id: str, rows: Sequence[Row], log_id: bytes) -> Lines:
@@ -111,17 +111,17 @@ def checked_lines(saga_id: str, rows: Sequence[Row], log_id: bytes) -> Lines:
     Raises:
         LogCorrupted: They are not what was written.
     """
-    return lines_of(saga_id, _stored(rows), log_id, _kept(rows)) if rows else ()
+    return lines_of(saga_id, _stored(rows), log_id, _stated(rows)) if rows else ()
 
 
 def _stored(rows: Sequence[Row]) -> list[tuple[object, object]]:
     return [(row.n, row.body) for row in rows if row.n is not None]
 
 
-def _kept(rows: Sequence[Row]) -> Kept:
+def _stated(rows: Sequence[Row]) -> Stated:
     row = rows[0]
     epochs = [one.record_epoch for one in rows if one.n is not None]
-    return Kept(next=row.next, ended=row.ended is not None, epoch=row.epoch, epochs=epochs)
+    return Stated(next=row.next, ended=row.ended is not None, epoch=row.epoch, epochs=epochs)
 
 
 def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:

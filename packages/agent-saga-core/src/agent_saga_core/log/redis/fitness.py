@@ -19,6 +19,22 @@ _OLDEST: Final = (7, 0)
 
 _SECTIONS: Final = ("server", "replication", "persistence", "memory", "cluster")
 _SETTINGS: Final = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
+_REPLAYED: Final = (
+    "DEL KEY",
+    "HINCRBY KEY f 1",
+    "HSET KEY f v",
+    "PERSIST KEY",
+    "PEXPIREAT KEY 1",
+    "RENAME KEY KEY",
+    "RPUSH KEY v",
+    "SELECT 0",
+    "UNLINK KEY",
+    "ZADD KEY 1 v",
+    "ZREM KEY v",
+)
+"""What the scripts of a log put into the append-only file. What one script wrote is a transaction there, and when many
+servers read it, they leave out those commands of it that their user `default` may not give, whoever gave them
+(valkey-io/valkey#3983, redis/redis#14541)."""
 
 
 class Facts(NamedTuple):
@@ -38,6 +54,8 @@ class Facts(NamedTuple):
     """Whether it is writing its append-only file anew, or for the first time."""
     settings: dict[str, str] | None
     """None if it does not let them be seen."""
+    dropped: tuple[str, ...] | None
+    """Which of a log's commands it may leave out when it starts again; None if it does not let that be seen."""
 
 
 def facts_of(connection: Connection, address: Address) -> Facts:
@@ -47,7 +65,11 @@ def facts_of(connection: Connection, address: Address) -> Facts:
         LogUnavailable: It does not say.
     """
     # Each section in a command of its own: servers before 7 take one, and are to be told that they are too old.
-    *answers, config = connection.calls([*(("INFO", section) for section in _SECTIONS), ("CONFIG", "GET", *_SETTINGS)])
+    asked = [("INFO", section) for section in _SECTIONS]
+    others = address.parameters["username"] not in (None, "default")  # the user default would show what it may not do
+    tried = [_tried(command, address) for command in _REPLAYED] if others else []
+    found = connection.calls([*asked, ("CONFIG", "GET", *_SETTINGS), *tried])
+    answers, config, allowed = found[: len(asked)], found[len(asked)], found[len(asked) + 1 :]
     info: dict[str, str] = {}
     for answer in answers:
         if isinstance(answer, NoPermissionError):
@@ -71,6 +93,20 @@ def facts_of(connection: Connection, address: Address) -> Facts:
         evicts=policy if policy.startswith("allkeys") else None,
         rewriting=rewriting,
         settings=_settings(config),
+        dropped=_dropped(allowed),
+    )
+
+
+def _tried(command: str, address: Address) -> list[str | bytes]:
+    key = address.key("saga", "x")
+    return ["ACL", "DRYRUN", "default", *(key if word == "KEY" else word for word in command.split())]
+
+
+def _dropped(answers: list[Any]) -> tuple[str, ...] | None:
+    if any(isinstance(answer, ResponseError) for answer in answers):
+        return None
+    return tuple(
+        command.partition(" ")[0] for command, answer in zip(_REPLAYED, answers, strict=False) if answer != b"OK"
     )
 
 
@@ -89,12 +125,17 @@ def _settings(answer: object) -> dict[str, str] | None:
 def weaknesses(facts: Facts) -> list[str]:
     """How this server may lose what it acknowledges."""
     settings = facts.settings
-    if settings is None:
-        return ["it does not let its configuration be seen (CONFIG GET)"]
     wanted = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
-    found = [f"{name} {settings[name]}" for name, good in wanted.items() if settings.get(name, good) != good]
-    if not settings.keys() >= {"appendonly", "appendfsync"}:
-        found.append("it does not say what appendonly and appendfsync are")
+    if settings is None:
+        found = ["it does not let its configuration be seen (CONFIG GET)"]
+    else:
+        found = [f"{name} {settings[name]}" for name, good in wanted.items() if settings.get(name, good) != good]
+        if not settings.keys() >= {"appendonly", "appendfsync"}:
+            found.append("it does not say what appendonly and appendfsync are")
+    if facts.dropped is None:
+        found.append("it does not let be seen what its user default may do (ACL DRYRUN)")
+    elif facts.dropped:
+        found.append(f"when it starts again it may drop what its user default may not do: {', '.join(facts.dropped)}")
     return found
 
 
@@ -116,7 +157,8 @@ def unfit(facts: Facts, address: Address) -> str | None:
     if weak and not address.accept_data_loss:
         return (
             f"the server of {url} acknowledges what is not durable ({', '.join(weak)}); set appendonly yes, "
-            "appendfsync always and no-appendfsync-on-rewrite no, or add accept_data_loss=1 to the address where "
-            "losing the log does not matter"
+            "appendfsync always and no-appendfsync-on-rewrite no, give its user default, which may stay off, "
+            f"~{address.prefix}:* +@write +select, and this user +config|get +acl|dryrun; or add accept_data_loss=1 to the "
+            "address where losing the log does not matter"
         )
     return None

@@ -16,7 +16,7 @@ from agent_saga_core.log.base import Damage, Unfinished
 from agent_saga_core.log.lines import Lines
 from agent_saga_core.log.redis.connection import Connection, Server
 from agent_saga_core.log.redis.scripts import CENSUS, LOOK
-from agent_saga_core.log.sql import Kept, damaged, distinct, history_of, lines_of, name_in
+from agent_saga_core.log.sql import Stated, damaged, distinct, history_of, lines_of, name_in
 from agent_saga_core.records import Record
 
 __all__ = [
@@ -146,10 +146,10 @@ def _pieces(connection: Connection, server: Server, saga_id: str, most: int) -> 
         many = max(1, min(1_000, many * 4, len(piece) * PIECE_BYTES // max(size, 1)))
 
 
-def _kept(saga_id: str, row: Row) -> Kept:
+def _stated(saga_id: str, row: Row) -> Stated:
     if row.length != row.next - 1:
         raise damaged(saga_id, f"{row.length} records are there, and {row.next - 1} were written")
-    return Kept(next=row.next, ended=row.ended is not None, epoch=row.epoch)
+    return Stated(next=row.next, ended=row.ended is not None, epoch=row.epoch)
 
 
 def intact(
@@ -164,7 +164,7 @@ def intact(
         raise damaged(saga_id, row)
     if row is None:
         return []
-    return history_of(saga_id, enumerate(bodies, 1), log_id, _kept(saga_id, row), erased=erased)
+    return history_of(saga_id, enumerate(bodies, 1), log_id, _stated(saga_id, row), erased=erased)
 
 
 def history(server: Server, saga_id: str, log_id: bytes) -> list[Record]:
@@ -186,7 +186,7 @@ def lines(server: Server, saga_id: str, log_id: bytes) -> Lines:
     row, bodies = server.run(lambda connection: seen(connection, server, saga_id))
     if row is None:
         return ()
-    return lines_of(saga_id, enumerate(bodies, 1), log_id, _kept(saga_id, row))
+    return lines_of(saga_id, enumerate(bodies, 1), log_id, _stated(saga_id, row))
 
 
 def is_live(server: Server, saga_id: str) -> bool:

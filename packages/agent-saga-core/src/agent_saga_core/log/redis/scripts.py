@@ -422,11 +422,12 @@ INIT: Final = Script(
     _CALL
     + """
 if call('HGET', KEYS[1], 'id') then return 0 end
-call('HSET', KEYS[1], 'id', ARGV[1], 'major', ARGV[2], 'minor', ARGV[3], 'seq', '0')
+call('HSET', KEYS[1], 'id', ARGV[1], 'major', ARGV[2], 'minor', ARGV[3])
+call('HSET', KEYS[1], 'seq', '0')
 return 1
 """
 )
-"""Make a log, if there is none."""
+"""Make a log, if there is none. In two commands: a server that drops transactions drops this one as well."""
 
 RIGHTS: Final = Script(
     """
