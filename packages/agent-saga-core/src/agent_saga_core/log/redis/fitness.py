@@ -158,7 +158,7 @@ def unfit(facts: Facts, address: Address) -> str | None:
         return (
             f"the server of {url} acknowledges what is not durable ({', '.join(weak)}); set appendonly yes, "
             "appendfsync always and no-appendfsync-on-rewrite no, give its user default, which may stay off, "
-            f"~{address.prefix}:* +@write +select, and this user +config|get +acl|dryrun; or add accept_data_loss=1 to the "
-            "address where losing the log does not matter"
+            f"~{address.prefix}:* +@write +select, and this user +config|get +acl|dryrun; or add accept_data_loss=1 "
+            "to the address where losing the log does not matter"
         )
     return None
