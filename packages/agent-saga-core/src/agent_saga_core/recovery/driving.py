@@ -50,7 +50,8 @@ def recover(
     Args:
         log: A log, or the URL of one that exists.
         saga_id: Only this saga.
-        dry_run: Change nothing, and tell what would be done.
+        dry_run: Change nothing, and tell what would be done. As far as it can be known: what is recorded may say that a
+            person is needed, but no compensator and no probe is called to see whether it works.
         concurrency: How many sagas to roll back at once. Those that only wait do not count.
         retry: Give what needs attention three new tries, and call every compensator at once. Without it, as in
             `recover --watch`, a compensator that failed in other sagas is given time first.

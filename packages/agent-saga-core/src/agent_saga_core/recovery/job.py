@@ -14,6 +14,7 @@ from agent_saga_core.errors import LogCorrupted, SagaBusy
 from agent_saga_core.log.base import Log
 from agent_saga_core.records import Record, RecordType
 from agent_saga_core.recovery.claims import Claims
+from agent_saga_core.recovery.forecast import left_for_sure, told_by_probes
 from agent_saga_core.recovery.handlers import Tries, Try, missing, needs_of, tries_of
 from agent_saga_core.recovery.report import Verdict
 from agent_saga_core.state import SagaFold, SagaStatus, StepStatus, fold
@@ -208,7 +209,7 @@ def begin(job: Job, *, dry_run: bool) -> Flow[None]:
         return
     if dry_run:
         live: Outcome = yield Blocking(partial(job.log.is_live, job.saga_id))
-        job.ends("live") if live.value else job.ends("recovered", "would be rolled back")
+        job.ends("live") if live.value else _foretell(job, folded)
         return
     try:
         records = yield from job.claim()
@@ -221,9 +222,23 @@ def begin(job: Job, *, dry_run: bool) -> Flow[None]:
         yield Blocking(partial(job.log.release, job.saga_id))
         return
     job.run.fold = folded
-    retry = job.asked and folded.status is SagaStatus.NEEDS_ATTENTION
-    yield from start_rollback(job.run, "its owner is gone", retry=retry)
+    yield from start_rollback(job.run, "its owner is gone", retry=_retries(job, folded))
     yield from go_on(job)
+
+
+def _foretell(job: Job, folded: SagaFold) -> None:
+    """The verdict of a dry run: what is recorded may say already that a person is needed, whatever is called."""
+    left = left_for_sure(folded, job.log.clock.time(), retry=_retries(job, folded))
+    if left:
+        remaining = "; ".join(str(step) for step in left)
+        return job.ends("attention", f"saga {job.saga_id!r} would end as NEEDS_ATTENTION; remaining: {remaining}")
+    probed = told_by_probes(folded)
+    told = f", if its probe can tell what became of {', '.join(probed)}" if probed else ""
+    job.ends("recovered", f"would be rolled back{told}")
+
+
+def _retries(job: Job, folded: SagaFold) -> bool:
+    return job.asked and folded.status is SagaStatus.NEEDS_ATTENTION
 
 
 def go_on(job: Job) -> Flow[None]:

@@ -20,9 +20,9 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a recovery came to, as ids of sagas."""
 
     recovered: tuple[str, ...] = ()
-    """Rolled back; with `dry_run`, those that would be."""
+    """Rolled back; with `dry_run`, those that would be, if nothing that is called fails."""
     attention: tuple[str, ...] = ()
-    """Something is left that a person, or time, must settle."""
+    """Something is left that a person, or time, must settle; with `dry_run`, would be."""
     untouched: tuple[str, ...] = ()
     """Left as they are: suspended, left to their framework for a while, with a handler that is missing here, or one
     that fails and is given time."""
