@@ -393,6 +393,25 @@ def test_a_lease_that_nobody_ended_runs_out_before_the_eyes_of_two_daemons(place
     assert place.types("left").count("CLAIM") == 1
 
 
+@pytest.mark.parametrize("store", ["postgres", "nats", "redis"], indirect=True)
+def test_of_a_process_that_was_just_killed_nobody_says_that_it_runs(place: Place) -> None:
+    died = place.start("shop.py", place.url, "die", "left=1")
+    assert died.ends() == -signal.SIGKILL, died.rest(died.err)
+    shown = place.cli("show", "left")
+    said = " ".join(" ".join(shown.rest(shown.out)).split())
+    assert shown.ends() == 0 and "running process" not in said
+    assert "Its owner runs, or died" in said and f"its lease ({LEASE}" in said
+    assert "agent-saga recover --saga left" in said and "agent-saga recover --watch" in said
+    if place.url.startswith("nats:"):  # there the others wait, to know it
+        return
+    resolved = place.cli("resolve", "left", "1", "--as", "accepted", "--by", "ada", "--note", "seen")
+    resolved.says("or its lease is over")
+    assert resolved.ends() == 4
+    once = place.cli("recover", "--import", "shop")
+    said = " ".join(" ".join(once.rest(once.out)).split())
+    assert once.ends() == 0 and said.startswith("owned left") and "or died less than its lease" in said
+
+
 @pytest.mark.promise("recover-anywhere")
 @pytest.mark.parametrize("store", WHOLE, indirect=True)
 def test_what_failed_for_one_recoverer_makes_the_next_one_wait(place: Place) -> None:

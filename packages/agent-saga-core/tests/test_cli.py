@@ -1,5 +1,7 @@
 """The command line, in this process: what each verb prints and which code it ends with."""
 
+import contextlib
+import contextvars
 import json
 import os
 import shutil
@@ -311,7 +313,84 @@ def test_a_dry_run_changes_nothing(world: Path) -> None:
     result = saga("recover", "--import", "shop", "--dry-run", "--saga", "dead-1", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["recovered"] == ["dead-1"]
     assert read_saga("file:./log", "dead-1") == before and ledger(world) == []
-    assert "dry run" in saga("recover", "--import", "shop", "--dry-run").stdout
+    told = saga("recover", "--import", "shop", "--dry-run")
+    lines = [line for line in told.stdout.splitlines() if not line.startswith(" ")]
+    assert [line.split("  ")[0] for line in lines[:4]] == [
+        "would recover", "would recover", "would need attention", "untouched",
+    ]  # fmt: skip
+    assert lines[4] == "2 would recover, 1 would need attention, 1 untouched (dry run: nothing was changed)"
+    assert told.exit_code == 1 and "would end as NEEDS_ATTENTION; remaining: step 2 mail" in told.stdout
+    (line, reason, counts) = saga("recover", "--import", "shop", "--dry-run", "--saga", "dead-1").stdout.splitlines()
+    assert (line.split(), reason.strip()) == (["would", "recover", "dead-1"], "would be rolled back")
+    assert counts == "1 would recover (dry run: nothing was changed)"
+
+
+def test_a_dry_run_calls_no_dead_letter_recovered(world: Path) -> None:
+    saga("recover", "--import", "shop", "--saga", "mail-1")
+    before = read_saga("file:./log", "mail-1")
+    dry = saga("recover", "--import", "shop", "--saga", "mail-1", "--dry-run", "--json")
+    report = json.loads(dry.stdout)
+    assert (dry.exit_code, report["attention"], report["recovered"]) == (1, ["mail-1"], [])
+    assert "step 2 mail: DONE (irreversible" in report["reasons"]["mail-1"]
+    assert read_saga("file:./log", "mail-1") == before
+
+
+def living(*saga_ids: str) -> contextlib.ExitStack:
+    """Sagas that this process owns until the stack is closed."""
+    ended = contextlib.ExitStack()
+    for saga_id in saga_ids:
+        within = contextvars.copy_context()
+        scope = saga_scope(saga_id, log="file:./log")
+        within.run(scope.__enter__)
+        ended.callback(within.run, scope.__exit__, None, None, None)
+        within.run(
+            scope.execute, "look", lambda: 1, semantics=ActionSemantics.COMPENSABLE, compensate=lambda result: None
+        )
+    return ended
+
+
+def test_of_many_live_sagas_some_get_a_line(world: Path) -> None:
+    with living(*(f"living-{n}" for n in range(23))):
+        shown, told = saga("recover", "--import", "shop"), saga("recover", "--import", "shop", "--json")
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert [line[0] for line in lines].count("live") == 20
+    assert lines[lines.index(["live", "living-19"]) + 1] == ["...", "and", "3", "more"]
+    assert "2 recovered, 1 attention, 1 untouched, 23 live" in shown.stdout.splitlines()
+    assert "lease" not in shown.stdout
+    assert json.loads(told.stdout)["live"] == [f"living-{n}" for n in range(23)]
+
+
+LEASES = {
+    "a lease that the server ends": (
+        "Its owner runs, or died less than its lease (30 s) ago",
+        "once the lease is over",
+    ),
+    "a lease that is watched": (
+        "Its owner runs, or died: that shows once some process has watched its lease (30 s) run out",
+        "recover waits for that",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(LEASES))
+def test_where_sagas_are_owned_under_a_lease_nobody_says_that_the_owner_runs(
+    world: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, todo = LEASES[kind]
+    monkeypatch.setattr(FileLog, "lease", 30.0, raising=False)
+    if kind == "a lease that is watched":
+        monkeypatch.setattr(FileLog, "undecided", lambda self, saga_ids: 0.0, raising=False)
+    monkeypatch.setenv("COLUMNS", "300")
+    with living("living"):
+        shown = saga("show", "living").stdout
+        assert "living  saga  RUNNING  owned" in shown and "running process" not in shown
+        assert who in shown and todo in shown
+        assert "agent-saga recover --saga living" in shown and "agent-saga recover --watch" in shown
+        recovered = saga("recover", "--saga", "living")
+        assert recovered.exit_code == 0 and recovered.stdout.split()[:2] == ["owned", "living"]
+        assert f"owned: i{who[1:]}" in recovered.stdout and todo in recovered.stdout
+        resolved = saga("resolve", "living", "1", "--as", "accepted", "--by", "a", "--note", "b")
+        assert resolved.exit_code == 4 and who in one_line(resolved) and "its lease is over" in one_line(resolved)
 
 
 def test_a_missing_handler_is_not_a_success(world: Path) -> None:

@@ -183,6 +183,7 @@ def test_faults_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
             (("--watch", "--metrics", port), "0", f"cannot listen on {port}"),
             (("--watch", "--metrics", "here"), "0", "--metrics takes [HOST:]PORT"),
             (("--metrics", "0"), "0", "--metrics goes with --watch"),
+            (("--interval", "5"), "0", "--interval goes with --watch"),
             (("--watch", "--metrics", "0"), "sys.modules['prometheus_client'] = None",
              "pip install 'agent-saga-core[metrics]'"),
         ):  # fmt: skip

@@ -102,7 +102,7 @@ def _aged() -> MemoryLog:
 
     with isolated_registry():
         compensator("refund")(dies)
-        with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever is left of a dead process
+        with pytest.raises(BaseException):  # noqa: B017 - whatever is left of a dead process
             with saga_scope("s", log=log) as saga:
                 saga.execute("pay", lambda: 1, semantics=C, compensate=undo("refund"))
                 raise ValueError

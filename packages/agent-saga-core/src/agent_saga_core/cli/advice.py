@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import join
 
+from agent_saga_core.cli.leases import Owner
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.logs import default_url
 from agent_saga_core.state import SagaState, SagaStatus, StepState, StepStatus
@@ -12,17 +13,19 @@ from agent_saga_core.state import SagaState, SagaStatus, StepState, StepStatus
 __all__ = ["next_steps"]
 
 
-def next_steps(state: SagaState, *, live: bool, log: str | None = None) -> list[tuple[str, list[str]]]:
+def next_steps(state: SagaState, *, owner: Owner | None, log: str | None = None) -> list[tuple[str, list[str]]]:
     """Pairs of (what to do, the commands that do it); empty if there is nothing to do.
 
     Args:
         state: The saga.
-        live: Whether some process owns it now.
+        owner: What is known of the process that owns it now; None if none does.
         log: The URL to name in commands; None where the default leads there.
     """
     recover = _command("recover", "--saga", state.saga_id, log=log)
-    if live:
-        return [("A running process owns it: wait for its end.", [])]
+    if owner is not None and not owner.todo:
+        return [(f"{owner.said}: wait for its end.", [])]
+    if owner is not None:
+        return [(f"{owner.said}. {owner.todo}", [recover, _command("recover", "--watch", log=log)])]
     match state.status:
         case SagaStatus.RUNNING | SagaStatus.ROLLING_BACK:
             return [("No process owns it: its rollback can be finished from here.", [recover])]

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from agent_saga_core.cli.failures import ATTENTION, DONE, Complaint, complain
+from agent_saga_core.cli.leases import owner_on
 from agent_saga_core.cli.options import AsJson, LogUrl, open_existing, opened
 from agent_saga_core.cli.screen import (
     SAGA_STYLES,
@@ -105,9 +106,9 @@ def show_verb(
         if as_json:
             print_json(state)
             return DONE
-        live = not state.status.final and log.is_live(saga_id)
+        owner = owner_on(log) if not state.status.final and log.is_live(saga_id) else None
         console = console_on(sys.stdout)
-        put(console, *draw(console, state, live=live, log=log.url if log_url is not None else None))
+        put(console, *draw(console, state, owner=owner, log=log.url if log_url is not None else None))
     return DONE
 
 

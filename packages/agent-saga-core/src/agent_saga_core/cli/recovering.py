@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from agent_saga_core.cli.failures import ATTENTION, DAMAGED, DONE, Complaint, complain
-from agent_saga_core.cli.leases import await_leases
+from agent_saga_core.cli.leases import Owner, await_leases, owner_on
 from agent_saga_core.cli.options import Imports, LogUrl, import_modules, opened, stdout_kept
 from agent_saga_core.cli.rounds import InDoubt, Round, in_doubt, merged
 from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
@@ -27,19 +27,26 @@ if TYPE_CHECKING:
 
 __all__ = ["exit_code", "recover_verb"]
 
+INTERVAL = 5.0
+"""Seconds between two looks of a watch, on average, unless told otherwise."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at what is waited for."""
 SHOWN_WAITS = 5
 MISSING_HANDLER = "Pass --import"
 """How recovery ends the reason of a saga that it left alone because this process lacks one of its handlers."""
 
+SHOWN_LIVE = 20
+"""Live sagas that get a line: nothing is to be done about them, and there may be as many as agents."""
+
 _OUTCOMES = {
-    "recovered": ("recovered", "green"),
-    "attention": ("attention", "bold red"),
-    "untouched": ("untouched", "yellow"),
-    "live": ("live", "blue"),
-    "damaged": ("damaged", "bold red"),
+    "recovered": "green",
+    "attention": "bold red",
+    "untouched": "yellow",
+    "live": "blue",
+    "damaged": "bold red",
 }
+_FORETOLD = {"recovered": "would recover", "attention": "would need attention"}
+"""What a dry run calls them."""
 
 
 def recover_verb(
@@ -56,11 +63,15 @@ def recover_verb(
         bool, typer.Option("--watch", help="Go on until SIGTERM or SIGINT. Never retries NEEDS_ATTENTION.")
     ] = False,
     interval: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--interval", min=0.01, metavar="SECONDS", help="With --watch: time between two looks, on average."
+            "--interval",
+            min=0.01,
+            metavar="SECONDS",
+            help=f"With --watch: time between two looks, on average. Default: {INTERVAL:g}.",
+            show_default=False,
         ),
-    ] = 5.0,
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -80,8 +91,9 @@ def recover_verb(
     Never touches a saga whose process lives. A call that died in the middle may still land: recovery waits for it as
     long as its tool says, and all those waits run at once.
     """
-    if metrics is not None and not watch:
-        raise Complaint("--metrics goes with --watch")
+    for name, given in (("--metrics", metrics), ("--interval", interval)):
+        if given is not None and not watch:
+            raise Complaint(f"{name} goes with --watch")
     with Stop() as stop:
         if watch:
             from agent_saga_core.cli.watching import Watch
@@ -92,7 +104,7 @@ def recover_verb(
                 modules=tuple(modules or ()),
                 dry_run=dry_run,
                 concurrency=concurrency,
-                interval=interval,
+                interval=INTERVAL if interval is None else interval,
                 metrics=metrics,
                 as_json=as_json,
                 stop=stop,
@@ -100,10 +112,11 @@ def recover_verb(
         import_modules(modules)
         with opened(log_url) as log, stdout_kept():
             report = _recover_once(log, tuple(sagas or ()), dry_run, concurrency, stop, quiet=as_json)
+            owner = owner_on(log)
     if as_json:
         print_json(report)
     else:
-        _print_report(report, dry_run=dry_run)
+        _print_report(report, owner, dry_run=dry_run)
     if stop.requested:
         complain("stopped before the end; sagas that were begun are handed back as they stand")
         return 128 + stop.signal_number
@@ -224,24 +237,31 @@ class _Waiting:
         return Group(*lines)
 
 
-def _print_report(report: RecoveryReport, *, dry_run: bool) -> None:
+def _print_report(report: RecoveryReport, owner: Owner, *, dry_run: bool) -> None:
     from rich.padding import Padding
 
     console = console_on(sys.stdout)
-    counts: list[str] = []
-    for outcome, (word, style) in _OUTCOMES.items():
-        sagas: tuple[str, ...] = getattr(report, outcome)
-        if sagas:
-            counts.append(f"{len(sagas):,} {word}")
-        for saga_id in sagas:
-            put(console, ink(f"{word:<11}", style).append_text(ink(saga_id, "bold")))
-            if reason := report.reasons.get(saga_id):
-                put(console, Padding(ink(reason, "dim"), (0, 0, 0, 11), expand=False))
-    if not counts:
+    words = {outcome: _FORETOLD.get(outcome, outcome) if dry_run else outcome for outcome in _OUTCOMES}
+    words["live"] = owner.word
+    shown = [outcome for outcome in _OUTCOMES if getattr(report, outcome)]
+    if not shown:
         print("nothing to recover")
         return
-    if len(counts) > 1 or len(report.recovered) > 1:
-        put(console, ink(f"{', '.join(counts)}{' (dry run: nothing was changed)' if dry_run else ''}"))
+    width = max(9, *(len(words[outcome]) for outcome in shown)) + 2
+    for outcome in shown:
+        sagas: tuple[str, ...] = getattr(report, outcome)
+        listed = sagas[:SHOWN_LIVE] if outcome == "live" else sagas
+        for saga_id in listed:
+            put(console, ink(f"{words[outcome]:<{width}}", _OUTCOMES[outcome]).append_text(ink(saga_id, "bold")))
+            if reason := report.reasons.get(saga_id):
+                put(console, Padding(ink(reason, "dim"), (0, 0, 0, width), expand=False))
+        if len(sagas) > len(listed):
+            put(console, Padding(ink(f"... and {len(sagas) - len(listed):,} more", "dim"), (0, 0, 0, width)))
+    if dry_run or len(shown) > 1 or len(report.recovered) > 1 or len(report.live) > 1:
+        counts = ", ".join(f"{len(getattr(report, outcome)):,} {words[outcome]}" for outcome in shown)
+        put(console, ink(f"{counts}{' (dry run: nothing was changed)' if dry_run else ''}"))
+    if report.live and owner.todo:
+        put(console, ink(f"{owner.word}: {owner.said[0].lower()}{owner.said[1:]}. {owner.todo}"))
     if report.attention:
         put(console, ink("agent-saga show SAGA says what to do about each"))
     if report.damaged:

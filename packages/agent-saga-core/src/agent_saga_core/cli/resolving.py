@@ -11,10 +11,11 @@ import msgspec
 import typer
 
 from agent_saga_core.cli.advice import next_steps
-from agent_saga_core.cli.failures import ATTENTION, DONE, Complaint
-from agent_saga_core.cli.leases import await_leases
+from agent_saga_core.cli.failures import ATTENTION, BUSY, DONE, Complaint
+from agent_saga_core.cli.leases import await_leases, owner_on
 from agent_saga_core.cli.options import AsJson, Imports, LogUrl, import_modules, opened, stdout_kept
-from agent_saga_core.cli.screen import SAGA_STYLES, console_on, ink, print_json, put
+from agent_saga_core.cli.screen import SAGA_STYLES, console_on, ink, plain, print_json, put
+from agent_saga_core.errors import SagaBusy
 from agent_saga_core.recovery import resolve
 from agent_saga_core.state import SagaState, SagaStatus
 
@@ -51,7 +52,14 @@ def resolve_verb(
     import_modules(modules)
     with opened(log_url) as log, stdout_kept():
         await_leases(log, [saga_id], threading.Event().wait, quiet=as_json)
-        state = resolve(log, saga_id, step, outcome=outcome.value, by=by, note=note, result=value)
+        try:
+            state = resolve(log, saga_id, step, outcome=outcome.value, by=by, note=note, result=value)
+        except SagaBusy as error:
+            owner = owner_on(log)
+            if not owner.todo:
+                raise
+            said = f"saga {plain(saga_id)!r} is owned. {owner.said}; resolve it when it is done, or its lease is over"
+            raise Complaint(said, BUSY) from error
         url = log.url
     if as_json:
         print_json(state)
@@ -75,5 +83,5 @@ def _print_state(state: SagaState, log: str | None) -> None:
     if state.report is not None and state.report.status is state.status:  # an earlier verdict is no news
         stands = str(state.report)
     put(console, ink(f"recorded. {stands}", SAGA_STYLES[state.status]))
-    for said, commands in next_steps(state, live=False, log=log):
+    for said, commands in next_steps(state, owner=None, log=log):
         put(console, ink(said), *(ink(f"  {command}", "bold") for command in commands))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from agent_saga_core.cli.advice import next_steps
+from agent_saga_core.cli.leases import Owner
 from agent_saga_core.cli.screen import (
     SAGA_STYLES,
     counted,
@@ -45,9 +46,9 @@ _OF_STEPS = {
 _ENDS = (RecordType.COMMITTED, RecordType.ROLLED_BACK, RecordType.NEEDS_ATTENTION, RecordType.MOVED)
 
 
-def draw(console: Console, state: SagaState, *, live: bool, log: str | None) -> Iterator[RenderableType]:
+def draw(console: Console, state: SagaState, *, owner: Owner | None, log: str | None) -> Iterator[RenderableType]:
     """The pieces of the picture, top to bottom. No argument or result of a tool is among them."""
-    yield from _head(state, live)
+    yield from _head(state, owner)
     if state.steps:
         yield ink("")
         yield from _steps(console, state)
@@ -55,7 +56,7 @@ def draw(console: Console, state: SagaState, *, live: bool, log: str | None) -> 
         yield ink("")
         yield _records(console, state)
     yield from _verdict(console, state)
-    advice = next_steps(state, live=live, log=log)
+    advice = next_steps(state, owner=owner, log=log)
     if advice:
         yield ink("")
         yield ink("next", "bold")
@@ -65,10 +66,10 @@ def draw(console: Console, state: SagaState, *, live: bool, log: str | None) -> 
                 yield _indented(f"  {command}", "bold")
 
 
-def _head(state: SagaState, live: bool) -> Iterator[RenderableType]:
+def _head(state: SagaState, owner: Owner | None) -> Iterator[RenderableType]:
     title = ink(state.saga_id, "bold").append_text(ink(f"  {state.name}  "))
     title.append_text(ink(state.status, SAGA_STYLES[state.status]))
-    yield title.append_text(ink("  live" if live else "", "green"))
+    yield title.append_text(ink("" if owner is None else f"  {owner.word}", "green"))
     facts = [counted(len(state.steps), "step"), counted(len(state.timeline), "record")]
     if state.started is not None:
         facts.insert(0, f"started {moment(state.started)}")

@@ -17,6 +17,7 @@ __all__ = [
     "BatchClaims",
     "Compaction",
     "Damage",
+    "Leased",
     "Log",
     "Unfinished",
     "Verification",
@@ -268,6 +269,19 @@ class BatchClaims(Protocol):
         Raises:
             LogUnavailable: The log cannot be read or written. None of them is owned.
         """
+        ...
+
+
+@runtime_checkable
+class Leased(Protocol):
+    """What a log offers beside `Log` where sagas are owned under a lease: nobody sees at once that a process died.
+
+    Until its lease has run out, `is_live` is true of its sagas.
+    """
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a process owns its sagas after it was last heard of."""
         ...
 
 

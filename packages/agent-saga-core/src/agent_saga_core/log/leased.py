@@ -59,6 +59,8 @@ class Place(Protocol):
     def url(self) -> str: ...
     @property
     def max_result_bytes(self) -> int: ...
+    @property
+    def lease(self) -> float: ...
 
 
 class Reached(Protocol):
@@ -108,7 +110,8 @@ def claim_of(saga_id: str, records: Sequence[Record], log_id: bytes, time: float
 
 def busy(saga_id: str) -> SagaBusy:
     """What is said of a saga that cannot be claimed or adopted, because somebody has it."""
-    return SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
+    said = "wait until its owner is done or, if it has died, until its lease has run out"
+    return SagaBusy(f"saga {saga_id!r} is owned; {said}", saga_id=saga_id)
 
 
 def contested(saga_id: str) -> SagaBusy:
@@ -196,6 +199,11 @@ class LeasedLog(GroupCommitLog[B]):
     def max_result_bytes(self) -> int:
         """See `Log.max_result_bytes`."""
         return self._reached.address.max_result_bytes
+
+    @property
+    def lease(self) -> float:
+        """See `Leased.lease`."""
+        return self._reached.address.lease
 
     def read(self, saga_id: str) -> tuple[Record, ...]:
         """See `Log.read`."""

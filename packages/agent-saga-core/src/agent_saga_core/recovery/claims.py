@@ -48,7 +48,7 @@ class Claims:
         if isinstance(mine.answer, BaseException):
             raise mine.answer
         if mine.answer is None:
-            raise SagaBusy(f"saga {saga_id!r} is owned by another process; wait until it is done", saga_id=saga_id)
+            raise SagaBusy(f"saga {saga_id!r} is owned; wait until its owner is done", saga_id=saga_id)
         return mine.answer
 
     def _claim_all(self) -> None:
