@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -116,13 +117,21 @@ def test_a_wrong_password_and_none_are_one_line(guarded: Nats, monkeypatch: pyte
     log.close()
 
 
+def test_where_no_server_is_and_where_none_answers_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        given = f"nats://127.0.0.1:{port}/log?timeout=0"
+        assert "no server answers in time" in refused(lambda: NatsLog(given))
+    assert "no server can be reached" in refused(lambda: NatsLog(given))
+
+
 def test_who_may_look_and_not_write_is_told_so_before_any_effect(guarded: Nats) -> None:
     plain = fresh(guarded.uri)
     init(_as(guarded, "scott", SECRET, plain))
     log = NatsLog(_as(guarded, "looker", SECRET, plain) + "?timeout=0.5")
     assert log.saga_ids() == () and log.verify().intact and log.unfinished().saga_ids == ()
     said = refused(lambda: log.claim("s", fresh=True))
-    assert "ermission" in said and not log.owned("s")
+    assert "ermission" in said and f"publish on {log._address.name}.>" in said and not log.owned("s")
     log.close()
     assert "ermission" in refused(lambda: init(_as(guarded, "looker", SECRET) + "?timeout=0.5"))
 

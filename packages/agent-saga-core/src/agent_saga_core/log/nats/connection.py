@@ -457,6 +457,11 @@ class Server:
             return LogUnavailable(
                 f"there is no log at {url}: it was not initialised; make it: agent-saga log init {quote(url)}"
             )
+        if "ermissions" in said:
+            said += (
+                f"; grant this user to publish on {self.address.name}.> and on the subjects of the API that "
+                "docs/log-nats.md lists under Rights"
+            )
         return LogUnavailable(f"the log {url} cannot be used: {said}")
 
     def line_of(self, error: BaseException) -> str:
