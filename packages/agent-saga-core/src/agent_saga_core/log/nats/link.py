@@ -265,11 +265,9 @@ def _why_not(error: BaseException, complaint: str, address: Address) -> Exceptio
         return None
     if isinstance(error, nats.errors.AuthorizationError) or "uthorization" in said or "uthentication" in said:
         return Refused(f"the server refuses these credentials ({said})")
-    if complaint:
-        return Away(said)
-    if isinstance(error, asyncio.TimeoutError):
+    if isinstance(error, TimeoutError):
         return Away("no server answers in time; check that it runs, and that nothing else has its port")
-    return Away(f"no server can be reached ({said})")
+    return Away(f"no server can be reached: {said}" if isinstance(error, nats.errors.NoServersError) else said)
 
 
 def _tls(address: Address) -> ssl.SSLContext:
