@@ -153,7 +153,8 @@ class Stated(NamedTuple):
     """The number that its next record must have."""
     ended: bool
     epoch: int | None
-    """The number of its last CLAIM, 1 if there is none; None while that CLAIM may not be stored yet."""
+    """The number of its last CLAIM, 1 if there is none; None while that CLAIM may not be stored yet, or where the store
+    keeps none."""
     epochs: Sequence[object] | None = None
     """Under which epoch each record was accepted, in order, where the store keeps that."""
 
@@ -162,9 +163,8 @@ def history_of(
     saga_id: str,
     rows: Iterable[tuple[object, object]],
     log_id: bytes,
-    stated: Stated | None = None,
+    stated: Stated | None,
     *,
-    next_n: int | None = None,
     erased: bool = False,
 ) -> list[Record]:
     """Every record of a saga, in order, whatever its type.
@@ -173,9 +173,7 @@ def history_of(
         saga_id: The saga.
         rows: Number and stored line of each, in order.
         log_id: The id of the log.
-        stated: What the store keeps of the saga.
-        next_n: The number that the store expects next, where it keeps no more than that; None if it does not know the
-            saga.
+        stated: What the store keeps of the saga; None if it does not know it.
         erased: Whether a record may be erased: it is intact then, without data, and nobody can act on it.
 
     Raises:
@@ -188,17 +186,12 @@ def history_of(
         if isinstance(found, str):
             raise damaged(saga_id, f"record {n!r}: {found}")
         records.append(found)
-    _agree(saga_id, [(record.n, record.type) for record in records], stated, next_n)
+    _agree(saga_id, [(record.n, record.type) for record in records], stated)
     return records
 
 
 def lines_of(
-    saga_id: str,
-    rows: Iterable[tuple[object, object]],
-    log_id: bytes,
-    stated: Stated | None = None,
-    *,
-    next_n: int | None = None,
+    saga_id: str, rows: Iterable[tuple[object, object]], log_id: bytes, stated: Stated | None
 ) -> tuple[Encoded, ...]:
     """Every record of a saga as it is stored, in order: like `history_of`, but an erased one is no damage.
 
@@ -214,13 +207,13 @@ def lines_of(
             raise damaged(saga_id, f"record {n!r}: {found}")
         lines.append(encoded_of(found))
         kinds.append((int(found["n"]), found["type"].decode()))
-    _agree(saga_id, kinds, stated, next_n)
+    _agree(saga_id, kinds, stated)
     return tuple(lines)
 
 
-def _agree(saga_id: str, kinds: Sequence[tuple[int, str]], stated: Stated | None, next_n: int | None) -> None:
+def _agree(saga_id: str, kinds: Sequence[tuple[int, str]], stated: Stated | None) -> None:
     """Refuse records, of which number and type are given, that are not all, or not what the store says of them."""
-    fault = _numbers_fault([n for n, _ in kinds], next_n if stated is None else stated.next)
+    fault = _numbers_fault([n for n, _ in kinds], None if stated is None else stated.next)
     if fault is None and any(kind in FINAL for _, kind in kinds[:-1]):
         fault = "records follow its final one"
     if fault is None and stated is not None:

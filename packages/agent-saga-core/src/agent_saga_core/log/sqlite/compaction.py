@@ -22,7 +22,7 @@ __all__ = ["compact"]
 _CHUNK: Final = 200  # sagas: as long as a chunk takes, nobody else writes
 _PAGES: Final = 512  # given back at a time, likewise
 
-_OLD: Final = "SELECT seq, id, next FROM saga WHERE seq > ? AND ended <= ? ORDER BY seq LIMIT ?"
+_OLD: Final = "SELECT seq, id, next, ended FROM saga WHERE seq > ? AND ended <= ? ORDER BY seq LIMIT ?"
 
 
 def compact(
@@ -89,7 +89,7 @@ class _Passage:
             self._last = rows[-1][0]
         return bool(rows)
 
-    def _may_go(self, connection: sqlite3.Connection, seq: int, raw: object, next_n: object) -> bool:
+    def _may_go(self, connection: sqlite3.Connection, seq: int, raw: object, next_n: object, ended: object) -> bool:
         """Whether a saga is whole, has really ended that long ago, and is nobody's.
 
         Damage is left to be found: a row that says "ended" of a saga that did not is no reason to forget it. One that
@@ -99,7 +99,7 @@ class _Passage:
         if saga_id is None or self._locks.is_held(saga_id):
             return False
         try:
-            records = intact(connection, seq, saga_id, next_n, self._log_id)
+            records = intact(connection, seq, saga_id, next_n, ended, self._log_id)
         except LogCorrupted:
             return False
         if not records or records[-1].type not in FINAL or records[-1].time > self._cutoff:

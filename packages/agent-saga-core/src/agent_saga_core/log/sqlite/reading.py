@@ -8,11 +8,10 @@ from typing import Final
 
 from agent_saga_core.errors import LogCorrupted
 from agent_saga_core.log.base import Damage, Unfinished, Verification
-from agent_saga_core.log.lines import Lines, is_final
-from agent_saga_core.log.scan import saga_name
-from agent_saga_core.log.sql import damaged, history_of, lines_of, read_body
+from agent_saga_core.log.lines import Lines
+from agent_saga_core.log.sql import Stated, damaged, distinct, history_of, lines_of, name_in, verified
 from agent_saga_core.log.sqlite.connection import Connections
-from agent_saga_core.records import FINAL, RECORD_LINE, Record
+from agent_saga_core.records import Record
 
 __all__ = ["history", "ids_of", "intact", "lines", "unfinished", "verify"]
 
@@ -44,8 +43,8 @@ def name_of(value: object) -> str | None:
         return None
 
 
-def _rows(connections: Connections, saga_id: str) -> tuple[object, object, list[tuple[object, object]]]:
-    """What the saga's row says of its next number and its end, and its records; (None, None, nothing) if there is none.
+def _rows(connections: Connections, saga_id: str) -> tuple[Stated | None, list[tuple[object, object]]]:
+    """What the saga's row says, and its records; (None, nothing) if there is none.
 
     Raises:
         LogCorrupted: The row is not what was written.
@@ -58,11 +57,21 @@ def _rows(connections: Connections, saga_id: str) -> tuple[object, object, list[
                 raise damaged(saga_id, f"a page of the database is broken ({error})") from error
             raise
     if not rows:
-        return None, None, []
+        return None, []
     next_n, name, ended, *_ = rows[0]
-    if not isinstance(next_n, int) or name_of(name) != saga_id:
-        raise damaged(saga_id, "its row is not what was written")
-    return next_n, ended, [(n, body) for *_, n, body in rows if n is not None]
+    if name_of(name) != saga_id:
+        raise _not_a_row(saga_id)
+    return _stated(saga_id, next_n, ended), [(n, body) for *_, n, body in rows if n is not None]
+
+
+def _stated(saga_id: str, next_n: object, ended: object) -> Stated:
+    if not isinstance(next_n, int):
+        raise _not_a_row(saga_id)
+    return Stated(next_n, ended is not None, epoch=None)  # owners are told apart by locks
+
+
+def _not_a_row(saga_id: str) -> LogCorrupted:
+    return damaged(saga_id, "its row is not what was written")
 
 
 def history(connections: Connections, saga_id: str, log_id: bytes) -> list[Record]:
@@ -71,13 +80,8 @@ def history(connections: Connections, saga_id: str, log_id: bytes) -> list[Recor
     Raises:
         LogCorrupted: Damage concerns this saga.
     """
-    next_n, ended, rows = _rows(connections, saga_id)
-    if not isinstance(next_n, int):
-        return []
-    records = history_of(saga_id, rows, log_id, next_n=next_n)
-    if (ended is not None) != (bool(records) and records[-1].type in FINAL):
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
-    return records
+    stated, rows = _rows(connections, saga_id)
+    return history_of(saga_id, rows, log_id, stated)
 
 
 def lines(connections: Connections, saga_id: str, log_id: bytes) -> Lines:
@@ -86,13 +90,8 @@ def lines(connections: Connections, saga_id: str, log_id: bytes) -> Lines:
     Raises:
         LogCorrupted: Damage concerns this saga.
     """
-    next_n, ended, rows = _rows(connections, saga_id)
-    if not isinstance(next_n, int):
-        return ()
-    found = lines_of(saga_id, rows, log_id, next_n=next_n)
-    if (ended is not None) != (bool(found) and is_final(found[-1])):
-        raise damaged(saga_id, "its row and its records do not agree on whether it has ended")
-    return found
+    stated, rows = _rows(connections, saga_id)
+    return lines_of(saga_id, rows, log_id, stated)
 
 
 def ids_of(connections: Connections) -> list[str]:
@@ -130,15 +129,11 @@ def unfinished(connections: Connections, log_id: bytes) -> Unfinished:
                 ids.append(name)
             if fault is not None or name is None:
                 meant = _name_within(connection, seq, log_id)
-                named = _distinct(name, meant)
+                named = distinct(name, meant)
                 ids += [one for one in named if one != name]
                 reason = fault or "its id is no text"
                 damage.append(Damage(where=f"row {seq} of saga", reason=reason, saga_ids=named or None))
     return Unfinished(saga_ids=tuple(ids), damage=tuple(damage))
-
-
-def _distinct(*names: str | None) -> tuple[str, ...]:
-    return tuple({name: None for name in names if name is not None})
 
 
 def _open_rows(connection: sqlite3.Connection) -> list[tuple[int, object, str | None]]:
@@ -180,31 +175,24 @@ def _name_within(connection: sqlite3.Connection, seq: object, log_id: bytes) -> 
         row = connection.execute(_FIRST, (seq,)).fetchone()
     except sqlite3.DatabaseError:
         return None
-    return _named(row[0], log_id) if row is not None else None
-
-
-def _named(body: object, log_id: bytes) -> str | None:
-    line = RECORD_LINE.fullmatch(body) if isinstance(body, bytes) else None
-    if line is None:
-        return None
-    name = saga_name(line["saga"])
-    return name if name is not None and isinstance(read_body(body, name, int(line["n"]), log_id), Record) else None
+    return name_in(row[0], log_id) if row is not None else None
 
 
 # --- everything
 
 
-def intact(connection: sqlite3.Connection, seq: int, saga_id: str, next_n: object, log_id: bytes) -> list[Record]:
+def intact(
+    connection: sqlite3.Connection, seq: int, saga_id: str, next_n: object, ended: object, log_id: bytes
+) -> list[Record]:
     """The records of a saga of which the row is known. Erased ones are intact, and have no data.
 
     Raises:
         LogCorrupted: One is damaged.
     """
-    if not isinstance(next_n, int):
-        raise damaged(saga_id, "its row is not what was written")
+    stated = _stated(saga_id, next_n, ended)
     try:
         rows = connection.execute("SELECT n, body FROM record WHERE saga = ? ORDER BY n", (seq,))
-        return history_of(saga_id, rows, log_id, next_n=next_n, erased=True)
+        return history_of(saga_id, rows, log_id, stated, erased=True)
     except sqlite3.DatabaseError as error:
         if not _malformed(error):
             raise
@@ -248,16 +236,11 @@ class _Walk:
             return
         before = self.records
         try:
-            records = intact(connection, seq, saga_id, next_n, self._log_id)
-            if any(record.type in FINAL for record in records[:-1]):
-                raise damaged(saga_id, "records follow its final one")
+            self.records += len(intact(connection, seq, saga_id, next_n, ended, self._log_id))
         except LogCorrupted as error:
             meant = _name_within(connection, seq, self._log_id)
-            self.blame(f"saga {saga_id!r}", str(error), _distinct(saga_id, meant))
+            self.blame(f"saga {saga_id!r}", str(error), distinct(saga_id, meant))
             return
-        self.records += len(records)
-        if (ended is not None) != (bool(records) and records[-1].type in FINAL):
-            self.blame(f"saga {saga_id!r}", "its row and its records do not agree on whether it has ended", (saga_id,))
         if self._progress is not None and self.records // PROGRESS_EVERY > before // PROGRESS_EVERY:
             self._progress(self.records)
 
@@ -303,6 +286,4 @@ def verify(connections: Connections, log_id: bytes, progress: Callable[[int], No
     walk.sagas()
     walk.strays()
     walk.pages()
-    damage = tuple(walk.damage)
-    first = f"{damage[0].where}: {damage[0].reason}" if damage else None
-    return Verification(intact=not damage, records=walk.records, first_broken=first, damage=damage)
+    return verified(walk.records, walk.damage)
