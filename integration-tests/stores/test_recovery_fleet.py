@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from crash_stores import LEASE, STORES, WHOLE, Store
+from crash_stores import LEASE, STORES, Store
 
 from agent_saga_core import SagaStatus, open_log, read_saga
 
 on_every_store = pytest.mark.parametrize("store", list(STORES), indirect=True)
 BOUND = 60.0
+START = ("watching", "looked")
 CRASH = Path(__file__).parents[1] / "crash"
 
 SHOP = """
@@ -297,7 +298,7 @@ def test_a_recoverer_that_is_killed_in_a_compensation_is_finished_by_the_other_w
     (place.directory / "gates").unlink()
     second = place.watch()
     (other,) = {"a", "b"} - {held}
-    assert [event["event"] for event in second.until("recovered", other)] == ["watching", "recovered"]
+    assert [event["event"] for event in second.until("recovered", other)] == ["watching", "looked", "recovered"]
     assert [saga for _, saga, *_ in place.undone()] == [held, other, other, other]
     place.kill(first)
     second.until("recovered", held)
@@ -413,20 +414,20 @@ def test_of_a_process_that_was_just_killed_nobody_says_that_it_runs(place: Place
 
 
 @pytest.mark.promise("recover-anywhere")
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@on_every_store
 def test_what_failed_for_one_recoverer_makes_the_next_one_wait(place: Place) -> None:
     """Nothing but the log tells the second daemon, and what it lists as dead letters is the one saga that tried."""
     (place.directory / "down").touch()
     place.dead(*(f"saga-{n}" for n in range(5)))
     first = place.watch()
-    events = [event for event in (first.event() for _ in range(6)) if event["event"] != "watching"]
+    events = [event for event in (first.event() for _ in range(7)) if event["event"] not in START]
     assert sorted(event["event"] for event in events) == ["attention", *["untouched"] * 4]
     first.signal(signal.SIGTERM)
     assert first.ends() == 0
     (letter,) = {event["saga"] for event in events if event["event"] == "attention"}
     assert [saga for _, saga, *_ in place.undone()] == [letter] * 3
     second = place.watch()
-    told = {event["saga"]: event for event in (second.event() for _ in range(6)) if event["event"] != "watching"}
+    told = {event["saga"]: event for event in (second.event() for _ in range(7)) if event["event"] not in START}
     second.signal(signal.SIGTERM)
     assert second.ends() == 0
     letters = {saga for _, saga, *_ in place.undone()}

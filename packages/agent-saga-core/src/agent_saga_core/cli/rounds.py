@@ -10,8 +10,8 @@ from functools import partial
 import msgspec
 
 from agent_saga_core.errors import SagaError
-from agent_saga_core.log.base import Log
-from agent_saga_core.recovery import Recoverer, RecoveryReport, recover_as
+from agent_saga_core.log.base import Log, WatchedLeases
+from agent_saga_core.recovery import Heard, Recoverer, RecoveryReport, recover_as
 from agent_saga_core.state import StepStatus, fold
 
 __all__ = ["InDoubt", "Round", "in_doubt", "merged"]
@@ -28,6 +28,9 @@ class Round(threading.Thread):
         ended: Whether there will be no more of it.
         taken: Whether every saga that it may begin has its turn: then it holds up no other round.
         number: Which one it is, of those of a watch.
+        listed: Whether the log has answered it: it has heard what is unfinished.
+        claimed: Whether it has owned a saga, and so written to the log.
+        decided: Whether it has found out, if it was to, that every saga that it left as live has an owner that lives.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class Round(threading.Thread):
         progress: Callable[[str, str, str], None],
         at_end: Callable[[], None],
         number: int = 0,
+        heard: Callable[[Heard], None] | None = None,
+        decide: bool = False,
     ) -> None:
         super().__init__(name="agent-saga-recovery", daemon=True)
         self.log = log
@@ -50,6 +55,9 @@ class Round(threading.Thread):
         self.report: RecoveryReport | None = None
         self.error: BaseException | None = None
         self.ended = False
+        self.listed = self.claimed = self.decided = False
+        self._heard = heard
+        self._decide = decide
         self._sagas: Sequence[str] = tuple(dict.fromkeys(sagas))
         # Several that are named are taken one after the other, waits included: the next round goes on beside them.
         self.taken = len(self._sagas) > 1
@@ -63,13 +71,16 @@ class Round(threading.Thread):
             stop=halt,
             progress=progress,
             taken=self._all_taken,
+            heard=self._hear,
         )
         self._at_end = at_end
 
     def run(self) -> None:
         """Recover; whatever happens is kept for the main thread."""
         try:
-            self.report = self._run()
+            report = self._run()
+            self.decided = self._decide and not _undecided(self.log, report.live)
+            self.report = report
         except BaseException as error:
             self.error = error
         finally:
@@ -78,6 +89,12 @@ class Round(threading.Thread):
 
     def _all_taken(self) -> None:
         self.taken = True
+
+    def _hear(self, what: Heard) -> None:
+        self.listed = True
+        self.claimed = self.claimed or what == "claimed"
+        if self._heard is not None:
+            self._heard(what)
 
     def _run(self) -> RecoveryReport:
         match self._sagas:
@@ -91,6 +108,11 @@ class Round(threading.Thread):
 
     def _one(self, saga_id: str) -> RecoveryReport:
         return self._recover(saga_id=saga_id)
+
+
+def _undecided(log: Log, live: Sequence[str]) -> bool:
+    """Whether some of them may be called live only because nobody has watched their owners' leases yet."""
+    return bool(live) and isinstance(log, WatchedLeases) and log.undecided(live) > 0
 
 
 def merged(reports: Sequence[RecoveryReport]) -> RecoveryReport:

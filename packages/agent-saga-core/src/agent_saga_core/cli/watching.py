@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, get_args
 
 import msgspec
 
@@ -19,11 +20,11 @@ from agent_saga_core.cli.failures import DONE, Complaint, line_of
 from agent_saga_core.cli.metrics import Metrics
 from agent_saga_core.cli.options import import_modules, open_existing, stdout_kept
 from agent_saga_core.cli.rounds import Round
-from agent_saga_core.cli.screen import plain
+from agent_saga_core.cli.screen import counted, plain
 from agent_saga_core.cli.stopping import Stop
 from agent_saga_core.errors import LogCorrupted, SagaNotFound
 from agent_saga_core.log.base import Log
-from agent_saga_core.recovery import Recoverer
+from agent_saga_core.recovery import Heard, Recoverer, Standing
 
 __all__ = ["Watch"]
 
@@ -31,6 +32,11 @@ MAX_ROUNDS: Final = 16
 """Rounds at once. Each of them but one waits for something in doubt; new sagas are not to wait behind those."""
 MAX_BACKOFF: Final = 60.0
 """Longest pause between two tries to reach the log, in seconds."""
+
+MAX_REASONS: Final = 16
+"""Reasons told of one outage. Whatever else a message holds that changes each time must not fill a journal."""
+_NONCE: Final = re.compile(r"\b(?=[\w-]*\d)[\w-]{8,}|\d{5,}")
+"""What tells two messages apart that have one reason: names drawn by a process, and counters."""
 
 _logger = logging.getLogger("agent_saga")
 _LASTING = (Complaint, SagaNotFound, LogCorrupted)
@@ -44,8 +50,9 @@ class Watch:
     A round that waits for something in doubt does not hold up the others: the next one is started beside it, once every
     saga of the earlier ones has its turn. All rounds together roll back `concurrency` sagas at once. Pauses, and the
     order in which sagas are taken, are drawn anew by each process, so that several watches of one log spread out. Each
-    finding is told once, and again only when it has changed. A log that cannot be reached is said once, tried again
-    after growing pauses, and said once more when it is back.
+    finding is told once, and again only when it has changed. A log that cannot be used is tried again after growing
+    pauses; each reason for it is said once, and once that it can be used again. It can as soon as it has told what is
+    unfinished. Where it told that and then let nobody write, it must have let a saga be claimed, or have nothing to do.
     """
 
     def __init__(
@@ -81,8 +88,13 @@ class Watch:
         self._told: dict[str, tuple[str, str]] = {}
         self._telling = threading.Lock()
         self._started = False
+        # Whether the log can be used. Rounds hear that it can on their threads, the main thread that it cannot.
+        self._standing = threading.Lock()
         self._failures = 0
+        self._refused = False  # it lets this process look, and has not let it write
+        self._reasons: set[str] = set()
         self._reachable: bool | None = None
+        self._looked = False
 
     def run(self) -> int:
         """Watch; return the exit code.
@@ -140,6 +152,8 @@ class Watch:
             progress=self._found,
             at_end=self._stop.wake,
             number=self._begun + 1,
+            heard=self._heard,
+            decide=self._refused and not self._dry_run,
         )
         self._begun += 1
         self._rounds.append(this)
@@ -152,13 +166,12 @@ class Watch:
             self._rounds.remove(each)
             if each.report is None:
                 failure = failure or each.error
+                self._refused = self._refused or (each.listed and not each.claimed and not self._dry_run)
                 _close(each.log)
                 continue
             self._idle.append(each.log)
-            if self._failures:
-                _say(logging.INFO, "available", "the log can be used again")
-            self._failures = 0
-            self._reachable = True
+            if not self._refused or each.claimed or each.decided:
+                self._usable()
             if each.number > self._newest:  # one that waited long has seen less than those after it
                 self._newest = each.number
                 self._forget({*each.report.attention, *each.report.untouched, *each.report.live, *each.report.damaged})
@@ -167,15 +180,49 @@ class Watch:
         if failure is not None:
             raise failure if isinstance(failure, Exception) else RuntimeError(type(failure).__name__)
 
+    # --- whether the log can be used
+
+    def _heard(self, what: Heard) -> None:
+        """What the log has answered a round; called on the threads of the rounds."""
+        if what == "claimed" or not self._refused:
+            self._usable()
+        if what == "looked":
+            with self._standing:
+                first, self._looked = not self._looked, True
+            if first:
+                self._say_backlog()
+
+    def _usable(self) -> None:
+        with self._standing:
+            again = self._failures > 0
+            self._failures = 0
+            self._refused = False
+            self._reachable = True
+            self._reasons.clear()
+            if again:
+                _say(logging.INFO, "available", "the log can be used again")
+
     def _failed(self, error: Exception) -> float:
-        """Something failed that may pass: say so once; return the seconds until the next try."""
-        if not self._failures:
-            said = f"{line_of(error)}; trying again"
-            _say(logging.ERROR, "unavailable", said, error=type(error).__name__)
-        self._failures = min(self._failures + 1, 16)
-        self._reachable = False
-        longest = min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
+        """Something failed that may pass: say so once for each reason; return the seconds until the next try."""
+        line = line_of(error)
+        reason = _NONCE.sub("#", line)
+        with self._standing:
+            self._failures = min(self._failures + 1, 16)
+            self._reachable = False
+            longest = min(MAX_BACKOFF, self._interval * 2.0 ** (self._failures - 1))
+            if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
+                self._reasons.add(reason)
+                _say(logging.ERROR, "unavailable", f"{line}; trying again", error=type(error).__name__)
         return longest * self._draw.uniform(0.5, 1.0)
+
+    def _say_backlog(self) -> None:
+        """What the first look has found."""
+        backlog = self._recoverer.tally.numbers().backlog
+        by_status = {each: backlog.get(each, 0) for each in get_args(Standing)}
+        unfinished = sum(by_status.values())
+        found = ", ".join(f"{count:,} {each}" for each, count in by_status.items() if count)
+        said = f"{counted(unfinished, 'saga')} not ended: {found}" if unfinished else "every saga has ended"
+        _say(logging.INFO, "looked", said, unfinished=unfinished, by_status=by_status)
 
     # --- findings
 

@@ -7,11 +7,12 @@ one process of a fleet that does so round by round.
 
 from agent_saga_core.recovery.driving import arecover, recover, recover_as
 from agent_saga_core.recovery.job import Standing
-from agent_saga_core.recovery.recoverer import Recoverer
+from agent_saga_core.recovery.recoverer import Heard, Recoverer
 from agent_saga_core.recovery.report import RecoveryReport, list_sagas, read_saga
 from agent_saga_core.recovery.resolving import resolve
 
 __all__ = [
+    "Heard",
     "Recoverer",
     "RecoveryReport",
     "Standing",

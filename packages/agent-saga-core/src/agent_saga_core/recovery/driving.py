@@ -13,7 +13,7 @@ from agent_saga_core.engine.effects import Flow
 from agent_saga_core.lazy import LazyModule
 from agent_saga_core.log.base import Log
 from agent_saga_core.recovery.job import Job
-from agent_saga_core.recovery.recoverer import Look, Progress, Recoverer, Recovery, Stage
+from agent_saga_core.recovery.recoverer import Heard, Look, Progress, Recoverer, Recovery, Stage
 from agent_saga_core.recovery.report import RecoveryReport, log_of
 from agent_saga_core.signals import SignalHold
 
@@ -88,16 +88,19 @@ def recover_as(
     stop: threading.Event | None = None,
     progress: Progress | None = None,
     taken: Callable[[], None] | None = None,
+    heard: Callable[[Heard], None] | None = None,
 ) -> RecoveryReport:
     """One round of a recoverer. See `recover`.
 
     `taken` is called, on any thread, when every saga that may be begun has its turn: from then on this round holds up
-    no other.
+    no other. `heard` is called, on any thread, with what the log has answered.
     """
     stopped = stop if stop is not None else threading.Event()
     recovery: Recovery | None = None
     try:
-        recovery = Recovery(log, saga_id, recoverer=recoverer, dry_run=dry_run, retry=retry, progress=progress)
+        recovery = Recovery(
+            log, saga_id, recoverer=recoverer, dry_run=dry_run, retry=retry, progress=progress, heard=heard
+        )
         for stage in recovery.stages():
             match stage:
                 case Look(look, jobs):

@@ -81,6 +81,7 @@ class Job:
         named: bool = True,
         claims: Claims | None = None,
         tell: Callable[[Seen], None] | None = None,
+        claimed: Callable[[], None] | None = None,
     ) -> None:
         self.log = log
         self.saga_id = saga_id
@@ -92,6 +93,7 @@ class Job:
         self.reason = ""
         self._claims = claims
         self._tell = tell
+        self._told_claimed = claimed
         # What a look has found.
         self.standing: Standing = "orphaned"
         self.started: float | None = None
@@ -125,12 +127,16 @@ class Job:
             LogCorrupted: Damage concerns it.
         """
         if self._claims is None:
-            return (yield from claim(self.run, fresh=False, busy_timeout=0.0))
-        outcome: Outcome = yield Blocking(partial(self._claim_with_others, self._claims))
-        if outcome.error is not None:
-            raise outcome.error
-        self.run.claimed_at = self.run.clock.monotonic()
-        return outcome.value
+            records = yield from claim(self.run, fresh=False, busy_timeout=0.0)
+        else:
+            outcome: Outcome = yield Blocking(partial(self._claim_with_others, self._claims))
+            if outcome.error is not None:
+                raise outcome.error
+            self.run.claimed_at = self.run.clock.monotonic()
+            records = outcome.value
+        if self._told_claimed is not None:
+            self._told_claimed()
+        return records
 
     def _claim_with_others(self, claims: Claims) -> tuple[Record, ...]:
         records = claims.claim(self.saga_id)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from agent_saga_core.engine.effects import Blocking, Flow, Outcome
 from agent_saga_core.errors import LogCorrupted
@@ -20,9 +20,11 @@ from agent_saga_core.recovery.report import RecoveryReport, Verdict, check_known
 from agent_saga_core.recovery.tally import Tally
 from agent_saga_core.registry import compensator_named
 
-__all__ = ["Look", "Progress", "Recoverer", "Recovery", "Stage"]
+__all__ = ["Heard", "Look", "Progress", "Recoverer", "Recovery", "Stage"]
 
 Progress = Callable[[str, str, str], None]
+Heard = Literal["listed", "looked", "claimed"]
+"""What a recovery has had from its log: the list of what is unfinished, a look at all of that, a saga to write to."""
 
 
 class Recoverer:
@@ -153,12 +155,14 @@ class Recovery:
         dry_run: bool,
         retry: bool,
         progress: Progress | None,
+        heard: Callable[[Heard], None] | None = None,
     ) -> None:
         self.log = log
         self._recoverer = recoverer
         self._dry_run = dry_run
         self._retry = retry
         self._progress = progress
+        self._heard = heard
         self._telling = threading.Lock()
         self._began = log.clock.monotonic()
         self._elsewhere: frozenset[str] = frozenset()
@@ -169,6 +173,7 @@ class Recovery:
             unfinished = Unfinished(saga_ids=(saga_id,), live=frozenset())
         else:
             unfinished = log.unfinished()
+        self._hear("listed")
         claims = Claims(log) if isinstance(log, BatchClaims) and recoverer.concurrency > 1 else None
         make = partial(
             Job,
@@ -177,6 +182,7 @@ class Recovery:
             named=self._named,
             claims=claims,
             tell=partial(recoverer.seen, log),
+            claimed=partial(self._hear, "claimed"),
         )
         # In the order of the log: where all recoverers have to choose the same saga, they choose by that.
         self.jobs = [make(found) for found in dict.fromkeys(unfinished.saga_ids)]
@@ -219,6 +225,8 @@ class Recovery:
         recoverer.tally.looked(self.jobs, clock.time(), all_of_them=not self._named)
         for job in self.jobs:
             job.tries = ()
+        if not self._named:
+            self._hear("looked")
 
     # --- beginning
 
@@ -304,6 +312,10 @@ class Recovery:
         return [job for job in self.jobs if job.verdict is None and job.wake is not None and job.wake <= now]
 
     # --- ending
+
+    def _hear(self, what: Heard) -> None:
+        if self._heard is not None:
+            self._heard(what)
 
     def _tell(self, job: Job) -> None:
         recoverer = self._recoverer
