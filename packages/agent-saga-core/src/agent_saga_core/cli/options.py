@@ -17,16 +17,13 @@ from agent_saga_core.cli.screen import plain
 from agent_saga_core.errors import SagaError
 from agent_saga_core.log import open_log
 from agent_saga_core.log.base import Log
+from agent_saga_core.log.open import ADDRESSES
 from agent_saga_core.logs import default_url
 
-__all__ = ["AsJson", "Imports", "LogUrl", "import_modules", "open_existing", "opened", "stdout_kept"]
+__all__ = ["LOG_HELP", "AsJson", "Imports", "LogUrl", "import_modules", "open_existing", "opened", "stdout_kept"]
 
-LogUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--log", metavar="URL", help="The log. Default: $AGENT_SAGA_LOG, else file:./.agent-saga.", show_default=False
-    ),
-]
+LOG_HELP = f"The log: {ADDRESSES}. Default: $AGENT_SAGA_LOG, else file:./.agent-saga."
+LogUrl = Annotated[str | None, typer.Option("--log", metavar="URL", help=LOG_HELP, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Imports = Annotated[
     list[str] | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agent_saga_core.cli.failures import DONE, Complaint, complain
-from agent_saga_core.cli.options import AsJson
+from agent_saga_core.cli.options import LOG_HELP, AsJson
 from agent_saga_core.cli.screen import plain, print_json
 from agent_saga_core.log.open import init_log, migrate_log
 from agent_saga_core.log.sql import Prepared
@@ -23,12 +23,7 @@ log_verbs = typer.Typer(
     no_args_is_help=False,
 )
 
-_Url = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="URL", help="The log. Default: $AGENT_SAGA_LOG, else file:./.agent-saga.", show_default=False
-    ),
-]
+_Url = Annotated[str | None, typer.Argument(metavar="URL", help=LOG_HELP, show_default=False)]
 
 
 @log_verbs.command("init")

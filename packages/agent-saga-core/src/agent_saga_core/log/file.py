@@ -81,7 +81,9 @@ class FileLog(GroupCommitLog[SegmentBatch]):
             meta = _read_meta(self._directory)
             if meta is None:
                 if not create:
-                    raise LogUnavailable(f"there is no log at {self._directory}; check the path, or create one")
+                    raise LogUnavailable(
+                        f"there is no log at {self._directory}; check the path, or make one: agent-saga log init {self.url}"
+                    )
                 meta = _create(self._directory)
             parse_manifest(read_manifest(self._directory), self._directory, meta.log)
         self._meta = meta

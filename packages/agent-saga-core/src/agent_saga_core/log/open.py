@@ -9,11 +9,15 @@ from agent_saga_core.clock import SYSTEM_CLOCK, Clock
 from agent_saga_core.log.base import Log
 from agent_saga_core.log.file import FileLog
 from agent_saga_core.log.memory import MemoryLog
+from agent_saga_core.log.options import unknown
 
 if TYPE_CHECKING:
     from agent_saga_core.log.sql import Prepared
 
-__all__ = ["init_log", "migrate_log", "open_log"]
+__all__ = ["ADDRESSES", "init_log", "migrate_log", "open_log"]
+
+ADDRESSES: Final = "file:./directory, sqlite:///file.db, postgresql://host/database, nats://host/name or redis://host/0"
+"""What to write, by example: a log of each kind that outlives its process."""
 
 
 class _Server(NamedTuple):
@@ -172,22 +176,23 @@ class _Place(NamedTuple):
 def _scheme_of(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     if not colon or "/" in scheme or scheme not in _SCHEMES:
-        if colon and "://" in url:  # it may hold a password, so it is not repeated
-            raise ValueError(
-                f"there are no {scheme}: logs; write file:./directory, sqlite:///file.db or postgresql://host/database"
-            )
+        if colon and "://" in url and "@" not in scheme:  # it may hold a password, so it is not repeated
+            raise ValueError(f"there are no {scheme}: logs; write {ADDRESSES}")
         if "@" in url:  # so may this
-            raise ValueError("this is no address of a log; write file:./directory or postgresql://user@host/database")
+            raise ValueError(f"this is no address of a log; write {ADDRESSES}")
         raise ValueError(f"{url!r} is no address of a log; for a directory write {'file:' + url!r}")
     return scheme
 
 
 def _memory(url: str, clock: Clock) -> MemoryLog:
     rest, _, query = url.partition(":")[2].partition("?")
-    options = _options(url, query)
+    rule = "write memory: and nothing else but ?max_result_bytes=N"
+    options = _options(url, query, rule)
     max_result_bytes = _number(url, options)
-    if rest or options:
-        raise ValueError(f"{_shown(url)}: write memory: and nothing else but ?max_result_bytes=N")
+    if options:
+        raise ValueError(f"{_shown(url)}: {unknown(next(iter(options)), query)}; {rule}")
+    if rest:
+        raise ValueError(f"{_shown(url)}: {rule}")
     return MemoryLog(clock, max_result_bytes=max_result_bytes)
 
 
@@ -217,11 +222,13 @@ def _sqlite_place(url: str) -> _Place:
 def _place(url: str, path: str, query: str, rule: str, *seconds: str) -> _Place:
     from urllib.parse import unquote  # 3 ms that the import of the core does not need
 
-    options = _options(url, query)
+    options = _options(url, query, rule)
     max_result_bytes = _number(url, options)
     force = options.pop("force", "0")
     others = {name: float(_digits(url, name, options.pop(name))) for name in seconds if name in options}
-    if options or force not in ("0", "1"):
+    if options:
+        raise ValueError(f"{_shown(url)}: {unknown(next(iter(options)), query)}; {rule}")
+    if force not in ("0", "1"):
         raise ValueError(f"{_shown(url)}: {rule}")
     return _Place(unquote(path), max_result_bytes, force == "1", others)
 
@@ -231,13 +238,13 @@ def _shown(url: str) -> str:
     return "this address" if "@" in url else repr(url.partition("?")[0])
 
 
-def _options(url: str, query: str) -> dict[str, str]:
+def _options(url: str, query: str, rule: str) -> dict[str, str]:
     from urllib.parse import parse_qsl
 
     try:
         return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
     except ValueError:
-        raise ValueError(f"{_shown(url)}: options are written ?name=value&name=value") from None
+        raise ValueError(f"{_shown(url)}: options are written ?name=value&name=value; {rule}") from None
 
 
 def _number(url: str, options: dict[str, str]) -> int:

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
-__all__ = ["flag", "result_bytes", "seconds"]
+__all__ = ["flag", "result_bytes", "seconds", "unknown"]
 
 # No message repeats a value: it may be a piece of a password in which a character was not quoted.
+
+_SECRET: Final = ("pas", "pw", "secr", "tok", "key", "auth", "cred", "login")
+"""What the names of options that hold credentials have in them, also misspelt."""
+LONGEST: Final = 30
+"""A longer name than this of an option was never meant to be one."""
+
+
+def unknown(name: str, query: str) -> str:
+    """What to say of an option that no store of that kind has: its name, unless that may be a piece of a credential.
+
+    A password whose `?` or `&` was not quoted leaves its rest where options are: then there is an `@` behind it, or an
+    option before it that holds a credential, and nothing is repeated.
+
+    Args:
+        name: What stands where the name of an option does, as it was written.
+        query: All options of the address, as they were written.
+    """
+    named = name.isascii() and name.isidentifier() and len(name) <= LONGEST and f"{name}=" in query
+    names = [part.partition("=")[0].casefold() for part in query.split("&")]
+    if not named or "@" in query or "%40" in query or any(word in one for one in names for word in _SECRET):
+        return "this address has an option that is none"
+    return f"there is no option {name!r}"
 
 
 def seconds(own: Mapping[str, str], name: str, default: float, *, least: float) -> float:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from agent_saga_core.log.lease import LEASE
-from agent_saga_core.log.options import flag, result_bytes, seconds
+from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
 __all__ = ["Address", "address_of"]
 
@@ -123,8 +123,10 @@ def _options(query: str) -> dict[str, str]:
     own: dict[str, str] = {}
     for part in query.split("&") if query else ():
         name, equals, value = part.partition("=")
-        if name not in _OPTIONS or not equals or not _ESCAPED.fullmatch(value):
-            raise ValueError(f"this address has an option that is none: {_HOW}")
+        if name not in _OPTIONS or not equals:
+            raise ValueError(f"{unknown(name, query)}: {_HOW}")
+        if not _ESCAPED.fullmatch(value):
+            raise ValueError(f"this address cannot be understood: {_HOW}")
         own[name] = unquote(value)
     if not all(_HOST.fullmatch(part) for part in own.get("monitor", "").split(",") if part):
         raise ValueError("the option monitor is HOST:PORT of the servers' monitoring, with commas between several")

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
 from agent_saga_core.log.lease import LEASE
-from agent_saga_core.log.options import flag, result_bytes, seconds
+from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
 __all__ = ["Address", "address_of"]
 
@@ -73,7 +73,10 @@ def address_of(url: str) -> Address:
     with suppress(psycopg.Error):
         found = conninfo_to_dict("?".join([base, "&".join(rest)]) if rest else base)
     if found is None:  # raised here, it is not chained to what repeats the address
-        raise ValueError(f"this address cannot be understood: {_HOW}")
+        names = (part.partition("=")[0] for part in rest)
+        stranger = next((name for name in names if unquote(name) not in _libpq_options()), None)
+        said = "this address cannot be understood" if stranger is None else unknown(stranger, query)
+        raise ValueError(f"{said}: {_HOW}")
     given = {name: str(value) for name, value in found.items() if value is not None}
     if not given.get("port", "").strip(","):  # as many as there are hosts, and none is said
         given.pop("port", None)
@@ -97,6 +100,11 @@ def address_of(url: str) -> Address:
         max_result_bytes=result_bytes(own),
         force=flag(own, "force"),
     )
+
+
+def _libpq_options() -> frozenset[str]:
+    # `ssl=true` is what JDBC writes, and libpq takes it for sslmode=require.
+    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults()) | {"ssl"}
 
 
 def _secret_names() -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from agent_saga_core.log.lease import LEASE
-from agent_saga_core.log.options import flag, result_bytes, seconds
+from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
 __all__ = ["Address", "address_of"]
 
@@ -102,7 +102,7 @@ def _options(query: str) -> dict[str, str]:
     for part in query.split("&") if query else ():
         name, equals, value = part.partition("=")
         if name not in _OPTIONS or not equals:
-            raise ValueError(f"this address has an option that is none: {_HOW}")
+            raise ValueError(f"{unknown(name, query)}: {_HOW}")
         own[name] = unquote(value)
     return own
 
