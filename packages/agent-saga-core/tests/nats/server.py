@@ -19,6 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent_saga_core.log.nats.address import address_of
+from agent_saga_core.log.nats.connection import Server
+
 # Beside the interpreter, or, in an environment that is laid over another, where its scripts are.
 PROGRAM = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 GIVEN = "AGENT_SAGA_TEST_NATS"
@@ -133,3 +136,12 @@ def through(url: str, port: int) -> str:
     base, question, query = url.partition("?")
     path = base.removeprefix("nats://").partition("/")[2]
     return f"nats://127.0.0.1:{port}/{path}{question}{query}"
+
+
+def behind(url: str, do: Callable[[Server], Any]) -> Any:
+    """Do something behind the log's back."""
+    server = Server(address_of(url))
+    try:
+        return server.run(lambda: do(server))
+    finally:
+        server.close()

@@ -27,7 +27,7 @@ from agent_saga_core.log.sql import Version
 from ..servers.addresses import SECRET, Addresses, begin, cli, refused
 from ..servers.store import record, wait_for
 from .proxy import Proxy
-from .server import Nats, fresh, server_of_its_own, through
+from .server import Nats, behind, fresh, server_of_its_own, through
 
 # --- addresses
 
@@ -278,15 +278,6 @@ def test_streams_that_would_lose_records_are_refused(url: str) -> None:
 
 
 # --- versions
-
-
-def behind(url: str, do: Callable[[Server], Any]) -> Any:
-    """Do something behind the log's back."""
-    server = Server(address_of(url))
-    try:
-        return server.run(lambda: do(server))
-    finally:
-        server.close()
 
 
 def set_meta(url: str, data: bytes) -> None:

@@ -156,3 +156,20 @@ def behind(url: str) -> Generator[Behind]:
         yield made
     finally:
         made.client.close()
+
+
+def writers(url: str, **fields: str) -> list[str]:
+    """Set fields of every writer, as far as the server knows; their names."""
+    with behind(url) as at:
+        names = at.names("writer:*")
+        for name in names:
+            for field, value in fields.items():
+                at("HSET", name, field, value)
+        return names
+
+
+def spoil_a_byte(at: Any, saga: str, n: int) -> None:
+    """Change a record of a saga behind the back of its log."""
+    body = bytearray(at("LINDEX", f"records:{saga}", n - 1))
+    body[-20] ^= 1
+    at("LSET", f"records:{saga}", n - 1, bytes(body))

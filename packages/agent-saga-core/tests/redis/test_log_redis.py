@@ -7,13 +7,21 @@ from typing import ClassVar
 
 import pytest
 
-from agent_saga_core.log.redis import RedisLog
-from agent_saga_core.testing import LogConformance
+from ..servers.conformance import ServedConformance
+from .server import GIVEN, behind, spoil_a_byte, writers
 
 
-class TestRedisLog(LogConformance):
-    lease: ClassVar[float] = 2.0
+class TestRedisLog(ServedConformance):
+    given: ClassVar[str] = GIVEN
 
     @pytest.fixture
-    def open_log_again(self, url: str) -> Callable[[], RedisLog]:
-        return lambda: RedisLog(f"{url}&lease={self.lease}")
+    def end_leases(self, url: str) -> Callable[[], object]:
+        return lambda: writers(url, until="1")
+
+    @pytest.fixture
+    def spoil(self, url: str) -> Callable[[str, int], None]:
+        def spoil(saga: str, n: int) -> None:
+            with behind(url) as at:
+                spoil_a_byte(at, saga, n)
+
+        return spoil

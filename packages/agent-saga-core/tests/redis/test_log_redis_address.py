@@ -21,7 +21,7 @@ from agent_saga_core.records import encode
 from ..servers.addresses import SECRET, Addresses, begin, refused
 from ..servers.store import record
 from .proxy import Proxy
-from .server import Behind, Server, behind, fresh_prefix, server_of_its_own
+from .server import Behind, Server, behind, fresh_prefix, server_of_its_own, spoil_a_byte
 
 PAGE = Path(__file__).parents[4] / "docs" / "log-redis.md"
 
@@ -319,12 +319,6 @@ def test_a_log_that_does_not_say_what_it_is_is_damaged(url: str, spoil: tuple[st
 
 
 # --- damage
-
-
-def spoil_a_byte(at: Any, saga: str, n: int) -> None:
-    body = bytearray(at("LINDEX", f"records:{saga}", n - 1))
-    body[-20] ^= 1
-    at("LSET", f"records:{saga}", n - 1, bytes(body))
 
 
 NO_ADDRESSES = [

@@ -15,17 +15,7 @@ from agent_saga_core.log.redis import RedisLog, connection, init, scripts
 from ..servers.faults import Absences, EntryBehind, LeasesOfEntries, LostAnswersOfEntries
 from ..servers.store import BOUND, begin, record, wait_for
 from .proxy import Proxy
-from .server import Server, behind, fresh_prefix, server_of_its_own
-
-
-def writers(url: str, **fields: str) -> list[str]:
-    """Set fields of every writer, as far as the server knows; their names."""
-    with behind(url) as at:
-        names = at.names("writer:*")
-        for name in names:
-            for field, value in fields.items():
-                at("HSET", name, field, value)
-        return names
+from .server import Server, behind, fresh_prefix, server_of_its_own, writers
 
 
 def know(url: str) -> None:
