@@ -106,10 +106,11 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 
 app.command("list")(list_verb)
-app.command("show")(show_verb)
-app.command("verify")(verify_verb)
-app.command("recover")(recover_verb)
-app.command("resolve")(resolve_verb)
+# In the list of verbs a line has 64 characters and is cut otherwise: a short one where a verb's own first line is long.
+app.command("show", short_help="Show one saga: its steps, what happened, what to do next.")(show_verb)
+app.command("verify", short_help="Check every record of a log; exit 1 if it is damaged.")(verify_verb)
+app.command("recover", short_help="Roll back every saga whose process is gone; --watch: as a daemon.")(recover_verb)
+app.command("resolve", short_help="Record what a person found out about a step, and go on.")(resolve_verb)
 app.command("compact")(compact_verb)
 app.command("coverage")(coverage_verb)
 log_verbs.command("copy")(copy_verb)
@@ -118,7 +119,10 @@ app.add_typer(log_verbs, name="log")
 
 @app.command("demo")
 def demo_verb(as_json: AsJson = False) -> int:
-    """Play the three acts: book and pay; fail and undo; die, and be finished by another process."""
+    """Play three acts: commit; fail and undo; die, and be finished.
+
+    The agent of the third is killed, and another process undoes what it did.
+    """
     from agent_saga_core.demo.acts import main as acts
 
     return acts(["--json"] if as_json else [])
@@ -126,7 +130,7 @@ def demo_verb(as_json: AsJson = False) -> int:
 
 @app.command("version")
 def version_verb(as_json: AsJson = False) -> int:
-    """Print the versions of this program, of the log format that it writes, and of Python."""
+    """Print the versions of this program, its log format and Python."""
     from importlib.metadata import version
 
     own, python = version("agent-saga-core"), platform.python_version()

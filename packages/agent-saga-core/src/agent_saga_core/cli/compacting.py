@@ -23,7 +23,10 @@ def compact_verb(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Forget sagas that ended long ago, and merge what dead processes left; safe beside running agents."""
+    """Forget sagas that ended long ago, and give back their space.
+
+    Merges what dead processes left; safe beside running agents.
+    """
     with opened(log_url) as log:
         done = log.compact(keep_days=keep_days, dry_run=dry_run)
     if as_json:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from agent_saga_core.cli.failures import ATTENTION, DAMAGED, DONE, Complaint, complain
+from agent_saga_core.cli.leases import owner_on
 from agent_saga_core.cli.options import AsJson, opened
 from agent_saga_core.cli.screen import console_on, counted, ink, plain, print_json, put
 from agent_saga_core.log.moving import Copied, copy_log
@@ -38,9 +39,10 @@ def copy_verb(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and tell what would be done.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Copy sagas to another log, of whatever kind, exactly as they are, and compare what arrived.
+    """Copy sagas to another log, of whatever kind, exactly as they are.
 
-    Interrupted, it is simply called again. A saga that has not ended stays in SRC, or is moved: it is never in both.
+    What arrived is compared. Interrupted, it is simply called again. A saga that has not ended stays in SRC, or is
+    moved: it is never in both.
     """
     with opened(source) as here, opened(target) as there, _shown(quiet=as_json) as progress:
         try:
@@ -49,10 +51,11 @@ def copy_verb(
             )
         except ValueError as error:
             raise Complaint(plain(str(error))) from error
+        owner = owner_on(here).said
     if as_json:
         print_json(done)
     else:
-        _print(done, dry_run=dry_run)
+        _print(done, dry_run=dry_run, owner=owner)
     return exit_code(done)
 
 
@@ -76,7 +79,7 @@ def _shown(*, quiet: bool) -> Generator[Callable[[int, int], None] | None]:
         yield lambda seen, of: progress.update(task, completed=seen, total=of)
 
 
-def _print(done: Copied, *, dry_run: bool) -> None:
+def _print(done: Copied, *, dry_run: bool, owner: str) -> None:
     console = console_on(sys.stdout)
     said = [f"{'would copy' if dry_run else 'copied'} {counted(done.copied, 'saga')}"]
     if done.moved:
@@ -89,7 +92,7 @@ def _print(done: Copied, *, dry_run: bool) -> None:
     put(console, ink(", ".join(said) + checked))
     for word, style, why, sagas in (
         ("unfinished", "yellow", "recover it in SRC, or move it with --unfinished", dict.fromkeys(done.unfinished, "")),
-        ("live", "blue", "its process runs; copy again when it is done", dict.fromkeys(done.live, "")),
+        ("live", "blue", f"{owner[0].lower()}{owner[1:]}; copy again when it is done", dict.fromkeys(done.live, "")),
         ("refused", "bold red", "", done.refused),
         ("damaged", "bold red", "agent-saga verify names the damaged places", done.damaged),
     ):

@@ -44,7 +44,10 @@ def coverage_verb(
     ] = 100.0,
     as_json: AsJson = False,
 ) -> int:
-    """Say which tools of an agent are wrapped, and what cannot be seen into; exit 1 below the limit."""
+    """Say which tools of an agent are wrapped, and what is opaque.
+
+    Exit 1 below the limit.
+    """
     paths = tuple(dict.fromkeys(acknowledge or ()))
     import_modules(imports)
     with stdout_kept():

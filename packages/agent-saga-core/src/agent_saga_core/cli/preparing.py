@@ -17,7 +17,7 @@ from agent_saga_core.logs import default_url
 __all__ = ["log_verbs"]
 
 log_verbs = typer.Typer(
-    help="Make a log, bring it to the schema of this version, copy it to another.",
+    help="Make a log, migrate its schema, copy it to another.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=False,

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from agent_saga_core.errors import Fenced, LogCorrupted, SagaBusy, SagaError
-from agent_saga_core.log.base import Log
+from agent_saga_core.log.base import Leased, Log
 from agent_saga_core.log.lines import Adopted, AnotherHistory, Lines, is_final, is_there, record_in, whole_of
 from agent_saga_core.records import FINAL, Record, RecordType
 
@@ -90,11 +90,7 @@ def copy_log(
         raise ValueError("source and target are the same log; name another target")
     owned = _owned(source, patience)
     if owned and not live:
-        raise SagaBusy(
-            f"running processes own {len(owned)} sagas of {source.url}, such as {owned[0]!r}; stop them and wait until "
-            "their leases have run out (--wait), or copy the others beside them (--live)",
-            saga_id=owned[0],
-        )
+        raise SagaBusy(_owners_of(source, owned), saga_id=owned[0])
     ids = list(source.saga_ids())
     known = set(ids)
     ids += [saga_id for saga_id in source.unfinished().saga_ids if saga_id not in known]
@@ -116,6 +112,19 @@ def _owned(source: Log, patience: float) -> list[str]:
         if not owned or left <= 0:
             return owned
         source.clock.wait(pause, min(left, LOOK_EVERY))
+
+
+def _owners_of(source: Log, owned: Sequence[str]) -> str:
+    """What to say of them: only a lease outlives the process that has it."""
+    if len(owned) == 1:
+        what, who = f"saga {owned[0]!r} of {source.url} is", "a running process"
+    else:
+        what, who = f"{len(owned):,} sagas of {source.url}, such as {owned[0]!r}, are", "running processes"
+    todo = "stop the agents, or wait for their end (--wait)"
+    if isinstance(source, Leased):
+        who += f", or by one that died less than its lease ({source.lease:g} s) ago"
+        todo = "stop the agents and wait until their leases have run out (--wait)"
+    return f"{what} owned by {who}; {todo}, or copy the others beside them (--live)"
 
 
 class _Move:
