@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import join
 
+from agent_saga_core.cli.credentials import shown, with_credentials
 from agent_saga_core.cli.leases import Owner
 from agent_saga_core.declare import ActionSemantics
 from agent_saga_core.logs import default_url
@@ -34,7 +35,8 @@ def next_steps(state: SagaState, *, owner: Owner | None, log: str | None = None)
             return [(f"It waits for a person; open it again by its id to go on.{until}", [])]
         case SagaStatus.MOVING:
             said = f"It is on its way to {_goal(state)}, or there already: nobody recovers it here. Finish the move."
-            return [(said, [join(["agent-saga", "log", "copy", log or default_url(), _goal(state), "--unfinished"])])]
+            source = log or shown(default_url())
+            return [(said, [_command("log", "copy", source, _goal(state), "--unfinished", log=None)])]
         case SagaStatus.MOVED:
             return [("It lives in another log.", [join(["agent-saga", "show", state.saga_id, "--log", _goal(state)])])]
         case SagaStatus.NEEDS_ATTENTION:
@@ -75,4 +77,4 @@ def _about(step: StepState) -> tuple[str, tuple[str, ...], bool]:
 
 
 def _command(verb: str, *words: str, log: str | None) -> str:
-    return join(["agent-saga", verb, *words, *(("--log", log) if log is not None else ())])
+    return with_credentials(join(["agent-saga", verb, *words, *(("--log", log) if log is not None else ())]))

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from agent_saga_core.cli.compacting import compact_verb
 from agent_saga_core.cli.copying import copy_verb
 from agent_saga_core.cli.covering import coverage_verb
+from agent_saga_core.cli.credentials import forget
 from agent_saga_core.cli.failures import BUG, DONE, INTERRUPTED, USAGE, Complaint, code_of, complain, line_of
 from agent_saga_core.cli.options import AsJson
 from agent_saga_core.cli.preparing import log_verbs
@@ -42,6 +43,7 @@ class Verbs(TyperGroup):
 
     def _code(self, *args: Any, **extra: Any) -> int:
         _choices.traceback = False
+        forget()
         try:
             _refuse_odd((args[0] if args else extra.get("args")) or sys.argv[1:])
             code = super().main(*args, standalone_mode=False, **extra)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from traceback import extract_tb
 
+from agent_saga_core.cli.credentials import with_credentials
 from agent_saga_core.cli.screen import plain
 from agent_saga_core.errors import Fenced, LogCorrupted, SagaBusy, SagaError
 
@@ -64,7 +65,7 @@ def code_of(error: BaseException) -> int:
 def line_of(error: BaseException) -> str:
     """What to say of a failure, on one line and without control characters."""
     if code_of(error) != BUG:
-        return plain(str(error)) or type(error).__name__
+        return with_credentials(plain(str(error))) or type(error).__name__
     return f"{type(error).__name__} at {place_of(error)}: {plain(str(error))}. --traceback shows where it came from."
 
 

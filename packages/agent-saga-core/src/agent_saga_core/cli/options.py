@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agent_saga_core.cli.credentials import note
 from agent_saga_core.cli.failures import Complaint, place_of
 from agent_saga_core.cli.screen import plain
 from agent_saga_core.errors import SagaError
@@ -48,6 +49,7 @@ def open_existing(url: str | None) -> Log:
     named = url or default_url()
     if named.startswith("memory:"):
         raise Complaint("a memory log ends with its process; name one that does not, such as file:./.agent-saga")
+    note(named)
     try:
         return open_log(named, create=False)
     except (ValueError, ModuleNotFoundError) as error:

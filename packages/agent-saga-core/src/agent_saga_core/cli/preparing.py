@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agent_saga_core.cli.credentials import note
 from agent_saga_core.cli.failures import DONE, Complaint, complain
 from agent_saga_core.cli.options import LOG_HELP, AsJson
 from agent_saga_core.cli.screen import plain, print_json
@@ -51,6 +52,7 @@ def migrate_verb(url: _Url = None, as_json: AsJson = False) -> int:
 
 
 def _prepared(do: Callable[[str], Prepared], url: str | None) -> Prepared:
+    note(url or default_url())
     try:
         done = do(url or default_url())
     except (ValueError, ModuleNotFoundError) as error:

@@ -14,7 +14,7 @@ from agent_saga_core.log.options import unknown
 if TYPE_CHECKING:
     from agent_saga_core.log.sql import Prepared
 
-__all__ = ["ADDRESSES", "init_log", "migrate_log", "open_log"]
+__all__ = ["ADDRESSES", "init_log", "migrate_log", "open_log", "shown_address"]
 
 ADDRESSES: Final = "file:./directory, sqlite:///file.db, postgresql://host/database, nats://host/name or redis://host/0"
 """What to write, by example: a log of each kind that outlives its process."""
@@ -108,6 +108,21 @@ def migrate_log(url: str) -> Prepared:
         SagaError: There is none, or it cannot be changed.
     """
     return _prepare(url, "migrate")
+
+
+def shown_address(url: str) -> tuple[str, str]:
+    """An address without its credentials, and in words what supplies them to who opens it so; empty if it had none.
+
+    Raises:
+        ValueError: It is no address.
+        ModuleNotFoundError: It needs an extra that is not installed; the message says which.
+    """
+    scheme = _scheme_of(url)
+    if scheme not in _SERVERS:
+        return url, ""
+    _module_of(_SERVERS[scheme])
+    address = import_module(f"agent_saga_core.log.{_SERVERS[scheme].module}.address")
+    return address.address_of(url).url, address.left_out(url)
 
 
 def _prepare(url: str, verb: str) -> Prepared:

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 from agent_saga_core.log.lease import LEASE
 from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
-__all__ = ["Address", "address_of"]
+__all__ = ["Address", "address_of", "left_out"]
 
 _FILES: Final = ("creds", "tls_ca", "tls_cert", "tls_key")
 _OPTIONS: Final = frozenset(
@@ -101,6 +101,22 @@ def address_of(url: str) -> Address:
         timeout=seconds(own, "timeout", LEASE, least=0.0),
         max_result_bytes=result_bytes(own),
     )
+
+
+def left_out(url: str) -> str:
+    """What supplies the credentials that this address gives and that are not shown; empty if it gives none.
+
+    Raises:
+        ValueError: It is none.
+    """
+    address_of(url)
+    base, _, query = url.removeprefix("nats://").partition("?")
+    user, colon, password = base.partition("/")[0].rpartition("@")[0].partition(":")
+    if colon:
+        return "NATS_PASSWORD supplies the password" if password else ""
+    if user and os.environ.get("NATS_PASSWORD"):  # then it is no token
+        return "NATS_USER supplies the user"
+    return "NATS_TOKEN supplies the token" if user or _options(query).get("token") else ""
 
 
 def _login(login: str | None, own: dict[str, str]) -> tuple[str | None, str | None, str | None]:

@@ -16,7 +16,7 @@ from psycopg.pq import Conninfo
 from agent_saga_core.log.lease import LEASE
 from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
-__all__ = ["Address", "address_of"]
+__all__ = ["Address", "address_of", "left_out"]
 
 _OWN: Final = frozenset({"max_result_bytes", "schema", "lease", "timeout", "force"})
 _SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -99,6 +99,19 @@ def address_of(url: str) -> Address:
         timeout=timeout,
         max_result_bytes=result_bytes(own),
         force=flag(own, "force"),
+    )
+
+
+def left_out(url: str) -> str:
+    """What supplies the credentials that this address gives and that are not shown; empty if it gives none.
+
+    Raises:
+        ValueError: It is none.
+    """
+    given = address_of(url).parameters
+    names = sorted(name for name in _secret_names() if given.get(name))
+    return "; ".join(
+        "PGPASSWORD supplies the password" if name == "password" else f"{name} is left out" for name in names
     )
 
 

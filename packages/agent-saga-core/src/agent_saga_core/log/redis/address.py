@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from agent_saga_core.log.lease import LEASE
 from agent_saga_core.log.options import flag, result_bytes, seconds, unknown
 
-__all__ = ["Address", "address_of"]
+__all__ = ["Address", "address_of", "left_out"]
 
 _TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _OPTIONS: Final = frozenset(
@@ -95,6 +95,16 @@ def address_of(url: str) -> Address:
         max_result_bytes=result_bytes(own),
         accept_data_loss=flag(own, "accept_data_loss", "0"),
     )
+
+
+def left_out(url: str) -> str:
+    """What supplies the password that this address gives and that is not shown; empty if it gives none.
+
+    Raises:
+        ValueError: It is none.
+    """
+    address_of(url)
+    return f"{_PASSWORDS[0]} supplies the password" if urlsplit(url.partition("?")[0]).password else ""
 
 
 def _options(query: str) -> dict[str, str]:
