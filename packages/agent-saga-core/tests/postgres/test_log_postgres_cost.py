@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_saga_core.log.postgres import PostgresLog, init
+from agent_saga_core.log.postgres import PostgresLog, connection, init
 from agent_saga_core.log.postgres.address import address_of
 from agent_saga_core.records import Record
 
@@ -59,6 +59,35 @@ def test_a_batch_is_one_statement_in_a_transaction_of_its_own(counted: tuple[Poo
         log.release(f"s{n}")  # the final record has freed it
     assert pooler.transactions == before
     assert log.verify().records == 5 + 19 * 3
+
+
+def test_one_saga_is_stored_without_the_arrays_of_a_batch(
+    counted: tuple[Pooler, PostgresLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server plans what it is given each time, and a join with an array takes several times as long to plan."""
+    _, log = counted
+    asked: list[str] = []
+    execute = connection.Connection.execute
+
+    def noted(self: Any, query: Any, *given: Any, **more: Any) -> Any:
+        asked.append(str(query))
+        return execute(self, query, *given, **more)
+
+    for saga in ("s", "t", "u"):
+        log.claim(saga, fresh=True)
+    monkeypatch.setattr(connection.Connection, "execute", noted)
+
+    def arrays(*records: Record) -> int:
+        del asked[:]
+        log.flush([log.append(one) for one in records][-1])
+        (statement,) = asked
+        return statement.count("unnest(")
+
+    assert arrays(record("s", 1, "START")) == 0  # a row that is made with its first record
+    assert arrays(record("s", 2)) == 0
+    assert arrays(record("s", 3), record("s", 4)) == 1  # its records, and nothing to find them by
+    assert arrays(record("s", 5), record("t", 1, "START"), record("u", 1, "START")) == 2
+    assert arrays(record("s", 6, "COMMITTED")) == 0
 
 
 def test_a_claim_is_a_look_and_one_statement_that_fences_and_appends(counted: tuple[Pooler, PostgresLog]) -> None:

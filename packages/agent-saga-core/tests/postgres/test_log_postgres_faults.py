@@ -124,6 +124,29 @@ def test_a_record_that_nobody_can_have_written_is_damage_and_not_a_crash(opened:
     assert not log.verify().intact
 
 
+# --- transactions that were in the way of others
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_what_gave_way_to_another_transaction_is_done_again(
+    opened: Callable[..., PostgresLog], url: str, state: str
+) -> None:
+    log = opened()
+    begin(log, "s")
+    log.release("s")
+    sql(url, "CREATE SEQUENCE {s}.tries")  # which a rollback does not set back
+    sql(
+        url,
+        "CREATE FUNCTION {s}.give_way() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('{s}.tries') % 2 = 1"
+        f" THEN RAISE EXCEPTION 'another goes first' USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$",
+    )
+    sql(url, "CREATE TRIGGER give_way BEFORE INSERT ON {s}.record FOR EACH ROW EXECUTE FUNCTION {s}.give_way()")
+    assert [str(one.type) for one in log.claim("s")] == ["START", "CLAIM"]
+    log.flush(log.append(record("s", 3, epoch=2)))
+    assert [one.n for one in log.read("s")] == [1, 2, 3] and log.verify().intact
+    assert sql(url, "SELECT last_value FROM {s}.tries") == [(4,)]
+
+
 # --- a server that hangs
 
 

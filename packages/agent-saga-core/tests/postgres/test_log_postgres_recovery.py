@@ -8,23 +8,28 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaBusy
+from agent_saga_core import recover
+from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log.base import BatchClaims
 from agent_saga_core.log.postgres import PostgresLog
 from agent_saga_core.records import Record
+from agent_saga_core.recovery import recoverer
+from agent_saga_core.recovery.claims import Claims
 
+from ..servers.store import wait_for
 from .proxy import Proxy
-from .server import sql
+from .server import expire, sql
 
 Open = Callable[..., PostgresLog]
 BOUND = 60.0
 
 
-def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1) -> Record:
-    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data={})
+def record(saga: str, n: int, kind: str = "INTENT", *, epoch: int = 1, **data: Any) -> Record:
+    return Record(saga=saga, n=n, epoch=epoch, type=kind, time=1000.0, data=data)
 
 
 def begin(log: PostgresLog, *sagas: str) -> None:
@@ -200,5 +205,79 @@ def test_a_writer_that_lost_its_lease_claims_as_another(url: str, opened: Open) 
     log = opened()
     begin(log, "warm")
     sql(url, "UPDATE {s}.writer SET fenced = true WHERE nonce = (SELECT owner FROM {s}.saga WHERE id = 'warm')")
+    fenced = log._heart._current
     assert set(log.claim_some(["s"])) == {"s"}
+    assert log._heart._current is not fenced and opened().is_live("s")
     log.flush(log.append(record("s", 4, epoch=3)))
+
+
+def test_who_lost_one_saga_to_a_batch_acts_on_no_other(url: str, opened: Open) -> None:
+    owner, other = opened(), opened()
+    begin(owner, "s", "t")
+    owner.claim("new", fresh=True)
+    expire(url)
+    assert set(other.claim_some(["s"])) == {"s"}
+    assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(1,)]
+    with pytest.raises(Fenced):
+        owner.flush(owner.append(record("new", 1, "START")))
+    owner._heart._current.until = 0.0  # the guard has tripped
+    with pytest.raises(Fenced):
+        owner.flush(owner.append(record("t", 3)))
+    assert set(owner.saga_ids()) == {"s", "t"} and types(other, "s") == ["START", "INTENT", "CLAIM"]
+
+
+def test_an_owner_that_renews_in_the_moment_of_a_batch_loses_nothing(
+    url: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, other = opened(), opened()
+    begin(owner, "s", "t")
+    begin(other, "free")
+    other.release("free")
+    expire(url)
+    take_all = other._ownership._take_all
+    renewed: list[bool] = []
+
+    def late(*given: Any) -> Any:
+        renewed.append(owner._heart.still(owner._heart._current))
+        return take_all(*given)
+
+    monkeypatch.setattr(other._ownership, "_take_all", late)
+    assert set(other.claim_some(["s", "free", "t"])) == {"free"}
+    assert renewed == [True]
+    for saga in ("s", "t"):
+        owner.flush(owner.append(record(saga, 3)))
+        assert types(other, saga) == ["START", "INTENT", "INTENT"]
+    assert sql(url, "SELECT count(*) FROM {s}.writer WHERE fenced") == [(0,)]
+
+
+def test_a_recovery_of_several_at_once_claims_in_batches(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, log = opened(), opened()
+    sagas = [f"s{n}" for n in range(8)]
+    for saga in sagas:
+        owner.claim(saga)
+        owner.flush(owner.append(record(saga, 1, "START", nonce=saga)))
+        owner.release(saga)
+    claims: list[Claims] = []
+    batches: list[list[str]] = []
+    claim_some = log.claim_some
+
+    class Noted(Claims):
+        def __init__(self, log: BatchClaims) -> None:
+            super().__init__(log)
+            claims.append(self)
+
+    def together(saga_ids: Any) -> Any:
+        batches.append(list(saga_ids))
+        if len(batches) == 1:
+            wait_for(lambda: len(batches[0]) + len(claims[0]._asked) == len(sagas))  # the others want theirs
+        return claim_some(saga_ids)
+
+    def alone(saga_id: str, *, fresh: bool = False) -> Any:
+        raise AssertionError(f"{saga_id} was claimed alone")
+
+    monkeypatch.setattr(recoverer, "Claims", Noted)
+    monkeypatch.setattr(log, "claim_some", together)
+    monkeypatch.setattr(log, "claim", alone)
+    report = recover(log, concurrency=len(sagas))
+    assert sorted(report.recovered) == sagas, report
+    assert len(batches) <= 2 and sorted(saga for batch in batches for saga in batch) == sagas

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -539,6 +541,88 @@ class Leases(Behind):
         asyncio.run(block())
         assert other.is_live("s") and writer.good()
 
+    def test_the_lease_is_counted_from_the_moment_in_which_it_is_asked_for(
+        self, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = opened()
+        heart = log._heart
+        clock = [1000.0]
+        monkeypatch.setattr(lease, "now", lambda: clock[0])
+
+        def slow(name: str) -> None:
+            ask = getattr(heart, name)
+
+            def late(*given: Any) -> Any:
+                answer = ask(*given)
+                clock[0] += 10  # the server heard it at once; its answer takes its time
+                return answer
+
+            monkeypatch.setattr(heart, name, late)
+
+        slow("register")
+        log.claim("s", fresh=True)
+        writer = heart._current
+        assert clock[0] > 1000.0 and writer.until == pytest.approx(1000.0 + 0.9 * log.lease)
+        heart.stop()
+        heart._thread.join(BOUND)
+        slow("renew")
+        slow("renew_on")
+        for renew in (lambda: heart.still(writer), heart._beat):
+            asked = clock[0]
+            assert renew() and clock[0] > asked
+            assert writer.until == pytest.approx(asked + 0.9 * log.lease)
+        heart._disconnect()
+
+    def test_a_lease_goes_on_running_while_the_machine_is_suspended(
+        self, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        goes_on = time.CLOCK_MONOTONIC if sys.platform == "darwin" else getattr(time, "CLOCK_BOOTTIME", None)
+        if goes_on is None:
+            pytest.skip("no clock of this machine goes on while it is suspended")
+        log = opened(timeout=0.2)
+        begin(log, "s")
+        heart = log._heart
+        heart.stop()  # a suspended process renews nothing
+        heart._thread.join(BOUND)
+        assert heart._current.good()
+        read = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda which: read(which) + 3600 * (which == goes_on))
+        with pytest.raises(Fenced, match="ran out"):
+            log.flush(log.append(record("s", 2)))
+
+    def test_the_lease_is_renewed_while_most_of_it_is_left_and_soon_again_if_that_fails(
+        self, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = opened()
+        heart = log._heart
+        clock = [1000.0]
+        left: list[float] = []
+        monkeypatch.setattr(lease, "now", lambda: clock[0])
+
+        class Passes(threading.Event):
+            """Who waits for it finds that all that time has passed."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                assert timeout is not None
+                clock[0] += timeout
+                return False
+
+        renew_on = heart.renew_on
+
+        def noted(connection: Any, writers: Any) -> Any:
+            left.append(min(writer.until for writer in writers) - clock[0])
+            if len(left) == 6:
+                heart.stop()
+            if len(left) in (2, 4, 5):
+                raise heart.passing[0]("the server does not hear it")
+            return renew_on(connection, writers)
+
+        monkeypatch.setattr(heart, "renew_on", noted)
+        monkeypatch.setattr(heart, "_wake", Passes())
+        log.claim("s", fresh=True)
+        heart._thread.join(BOUND)
+        assert len(left) == 6 and min(left) > log.lease / 2, left
+
     def test_threads_that_claim_at_once_leave_one_that_keeps_their_leases(
         self, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -656,12 +740,17 @@ class LeasesOfEntries(EntryBehind, Leases):
         with pytest.raises(Fenced):
             log.flush(tickets[0])
 
+    @pytest.mark.parametrize("alone", [True, False])
     def test_a_fenced_process_that_has_nothing_cannot_begin_a_saga_either(
-        self, opened: Callable[..., Any], url: str
+        self, opened: Callable[..., Any], url: str, alone: bool
     ) -> None:
         log = opened()
-        log.claim("s", fresh=True)
+        ids = ("s", "t")[: 1 if alone else 2]
+        for saga in ids:
+            log.claim(saga, fresh=True)
         self.fence(url)
-        with pytest.raises(Fenced):
-            log.flush(log.append(record("s", 1, "START")))
+        tickets = [log.append(record(saga, 1, "START")) for saga in ids]
+        for ticket in tickets:
+            with pytest.raises(Fenced):
+                log.flush(ticket)
         assert log.saga_ids() == ()
