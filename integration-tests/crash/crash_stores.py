@@ -244,9 +244,6 @@ STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {
     "nats": _nats,
     "redis": _redis,
 }
-WHOLE = ["file", "sqlite", "postgres"]
-"""Those that all of the matrix runs on. Signals, forks and doubts are matters of the engine, which does not know what
-store it is on; so NATS and Redis have what the store decides: what is left at each boundary, and who may take it."""
 SHARED = [name for name in STORES if name != "file"]
 """Those of which a part of the matrix is enough: what happens at a boundary does not depend on what led to it."""
 

@@ -11,7 +11,7 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, Worker
-from crash_stores import SHARED, STORES, WHOLE, Fresh
+from crash_stores import SHARED, STORES, Fresh
 
 from agent_saga_core import SagaNotFound, SagaStatus
 from agent_saga_core.demo.client import Client
@@ -166,7 +166,7 @@ def test_three_crashes_in_one_compensation_are_left_to_a_person(
 
 
 @pytest.mark.promise("replay-not-rerun", "recover-anywhere", "in-flight-is-unknown", "no-silent-commit")
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 def test_killed_at_every_boundary_and_opened_again_until_it_commits(
     start: Start, world: Client, fresh_log: Fresh
 ) -> None:
@@ -195,7 +195,7 @@ def test_killed_at_every_boundary_and_opened_again_until_it_commits(
 @pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean", "any-thread-any-loop")
 @pytest.mark.parametrize(
     ("store", "mode"),
-    [("file", way) for way in WAYS] + [(name, "on a loop") for name in WHOLE if name != "file"],
+    [("file", way) for way in WAYS] + [(name, "on a loop") for name in STORES if name != "file"],
     indirect=["store"],
 )
 def test_killed_at_every_boundary_in_other_ways_of_running(

@@ -10,12 +10,12 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, Worker
-from crash_stores import WHOLE
+from crash_stores import STORES
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
 
-pytestmark = pytest.mark.parametrize("store", WHOLE, indirect=True)
+pytestmark = pytest.mark.parametrize("store", STORES, indirect=True)
 
 Recovered = Callable[..., dict[str, Any]]
 

@@ -11,12 +11,12 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start
-from crash_stores import WHOLE
+from crash_stores import STORES
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
 
-pytestmark = pytest.mark.parametrize("store", WHOLE, indirect=True)
+pytestmark = pytest.mark.parametrize("store", STORES, indirect=True)
 
 # How the child of each kind ends, as its parent hears it.
 ENDS = {"fork, ends": 0, "fork, raises": 0, "fork, killed": -signal.SIGKILL, "fork, multiprocessing": 0}

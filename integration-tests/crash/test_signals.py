@@ -8,7 +8,7 @@ import pytest
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, Worker
-from crash_stores import WHOLE, Fresh
+from crash_stores import STORES, Fresh
 
 from agent_saga_core import SagaStatus
 from agent_saga_core.demo.client import Client
@@ -37,7 +37,7 @@ def signalled_in_each_refund(worker: Worker, world: Client, numbers: list[int]) 
         world.release()
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "compensate-once", "lifo")
 @pytest.mark.parametrize("job", ["signals", "async"])
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_signal_during_the_rollback_ends_the_process_after_it(
     assert undone == [found["id"] for found in reversed(Ledger(world).effects(who))]
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "in-flight-is-unknown", "compensate-once")
 @pytest.mark.parametrize("job", ["signals", "async"])
 def test_ctrl_c_in_a_step_rolls_back_what_it_did_and_then_ends_the_process(
@@ -84,7 +84,7 @@ def test_ctrl_c_in_a_step_rolls_back_what_it_did_and_then_ends_the_process(
     rolled_back_once_each(world, who, in_log, 2)
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "in-flight-is-unknown", "no-false-clean")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_timeout_around_a_saga_with_a_held_request(
@@ -101,7 +101,7 @@ def test_a_timeout_around_a_saga_with_a_held_request(
     rolled_back_once_each(world, who, in_log, 1 if when == "before" else 2)
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "compensate-once")
 def test_a_timeout_during_the_rollback_waits_for_it(start: Start, world: Client, who: str, in_log: Reader) -> None:
     world.hold("/refunds", times=2)
@@ -120,7 +120,7 @@ def test_a_timeout_during_the_rollback_waits_for_it(start: Start, world: Client,
 @pytest.mark.promise("shielded", "compensate-once", "no-false-clean", "no-silent-commit")
 @pytest.mark.parametrize(
     ("store", "job", "body"),
-    [(name, job, body) for name in WHOLE for job, body in LIVES if name == "file" or "raise" in body],
+    [(name, job, body) for name in STORES for job, body in LIVES if name == "file" or "raise" in body],
     indirect=["store"],
 )
 def test_ctrl_c_at_every_boundary(start: Start, world: Client, fresh_log: Fresh, job: str, body: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_ctrl_c_at_every_boundary(start: Start, world: Client, fresh_log: Fresh,
     assert place > 12 and committed < place / 2
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "no-silent-commit", "any-thread-any-loop")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_end_waits_for_a_call_on_another_thread(
@@ -174,7 +174,7 @@ def test_a_signal_while_the_end_waits_for_a_call_on_another_thread(
     rolled_back_once_each(world, who, in_log, 2)
 
 
-@pytest.mark.parametrize("store", WHOLE, indirect=True)
+@pytest.mark.parametrize("store", STORES, indirect=True)
 @pytest.mark.promise("shielded", "compensate-once", "recover-anywhere")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["before", "after"])

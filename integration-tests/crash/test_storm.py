@@ -10,7 +10,7 @@ from crash_equal import next_saga, the_ledger_equals_the_log
 from crash_ledger import Ledger
 from crash_log import Reader
 from crash_processes import Start, Worker
-from crash_stores import WHOLE
+from crash_stores import STORES
 
 from agent_saga_core.demo.client import Client
 
@@ -19,7 +19,7 @@ WORKERS, SAGAS, POINTS = 8, 20, 35
 
 
 @pytest.mark.promise("no-false-clean", "compensate-once", "one-owner", "recover-anywhere", "intent-first", "lifo")
-@pytest.mark.parametrize(("store", "seed"), [("file", 2), *((name, 1) for name in WHOLE)], indirect=["store"])
+@pytest.mark.parametrize(("store", "seed"), [("file", 2), *((name, 1) for name in STORES)], indirect=["store"])
 def test_random_kills_over_one_log(start: Start, world: Client, who: str, in_log: Reader, seed: int) -> None:
     dice = random.Random(seed)
     names = [f"{who} {name}" for name in "abcdefgh"]
