@@ -292,6 +292,39 @@ def test_the_owner_counts_its_lease_shorter_than_everybody_else_does(opened: Cal
         assert look.since + 20.0 > writer.until + 1.0
 
 
+def test_a_lease_is_judged_run_out_after_its_whole_length_from_when_it_was_read_until_it_is_asked_for(
+    opened: Callable[..., NatsLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(lease=20), opened()
+    begin(log, "s")
+    log._heart.stop()
+    clock = [1000.0]
+    monkeypatch.setattr("agent_saga_core.log.nats.lease.now", lambda: clock[0])
+
+    def slow(name: str) -> None:
+        read = getattr(other._index, name)
+
+        async def late(*given: Any) -> Any:
+            found = await read(*given)
+            clock[0] += 5  # it was so at the server before that, and nobody knows when
+            return found
+
+        monkeypatch.setattr(other._index, name, late)
+
+    slow("get_lease")
+    slow("leases")
+    with pytest.raises(SagaBusy):
+        other.claim("s")
+    known = clock[0]
+    assert known > 1000.0
+    clock[0] = known + 19.9
+    with pytest.raises(SagaBusy):
+        other.claim("s")  # though the answer comes when it has run out
+    assert clock[0] > known + 20.0
+    clock[0] = known + 20.0
+    assert other.claim("s")[-1].type == "CLAIM"
+
+
 def test_the_same_epoch_number_of_another_writer_is_not_the_same_token(opened: Callable[..., NatsLog]) -> None:
     log, other = opened(), opened()
     assert log.claim("s") == ()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent_saga_core.errors import LogCorrupted, LogUnavailable
+from agent_saga_core.errors import Fenced, LogCorrupted, LogUnavailable, SagaBusy
 from agent_saga_core.log.redis import RedisLog, connection, init, scripts
 
 from ..servers.faults import Absences, EntryBehind, LeasesOfEntries, LostAnswersOfEntries
 from ..servers.store import BOUND, begin, record, wait_for
 from .proxy import Proxy
-from .server import Server, behind, fresh_prefix, server_of_its_own, writers
+from .server import Behind, Server, behind, fresh_prefix, server_of_its_own, writers
 
 
 def know(url: str) -> None:
@@ -132,6 +132,58 @@ def _renamed(lines: tuple[Any, ...], saga: str = "long") -> tuple[Any, ...]:
     from agent_saga_core.records import encode
 
     return tuple(encode(record(saga, n)) for n in range(1, len(lines) + 1))
+
+
+# --- in the moment between
+
+
+def between(monkeypatch: pytest.MonkeyPatch, script: scripts.Script, *, before: Callable[[], object]) -> None:
+    """Have something done just before that script runs the next time."""
+    run = connection.Connection.run
+
+    def late(self: connection.Connection, asked: scripts.Script, *given: Any) -> Any:
+        if asked is script:
+            monkeypatch.setattr(connection.Connection, "run", run)
+            before()
+        return run(self, asked, *given)
+
+    monkeypatch.setattr(connection.Connection, "run", late)
+
+
+def test_a_history_is_not_adopted_over_a_saga_that_somebody_claims_meanwhile(
+    opened: Callable[..., RedisLog], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = opened(), opened()
+    lines = (_line(1), _line(2))
+    between(monkeypatch, scripts.ADOPT, before=lambda: other.claim("s"))
+    adopted = log.adopt({"s": lines})
+    assert adopted.stored == () and isinstance(adopted.refused["s"], SagaBusy)
+    assert log.lines("s") == () and other.holds("s")
+    writers(url, until="1")
+    assert log.adopt({"s": lines}).stored == ("s",)
+    with pytest.raises(Fenced):
+        other.flush(other.append(record("s", 1, "START", x="late")))
+    assert log.lines("s") == lines and log.verify().intact
+
+
+@pytest.mark.parametrize("goes", ["UNLINK", "RPOP"])
+def test_a_long_history_of_which_something_is_gone_before_it_is_adopted_is_not_stored(
+    opened: Callable[..., RedisLog], url: str, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
+    log = opened()
+    lines = tuple(_line(n) for n in range(1, 1_300))
+    with behind(url) as at:
+
+        def spoil() -> None:
+            (name,) = at.names("staged:*")
+            at(goes, name)
+
+        between(monkeypatch, scripts.ADOPT, before=spoil)
+        adopted = log.adopt({"s": lines})
+        assert adopted.stored == () and "vanished" in str(adopted.refused["s"])
+        assert at.names("staged:*") == at.names("*:s") == []
+    assert log.saga_ids() == () and log.verify().intact
+    assert log.adopt({"s": lines}).stored == ("s",) and log.lines("s") == lines
 
 
 def test_a_server_that_forgot_the_scripts_is_told_them_again(opened: Callable[..., RedisLog], url: str) -> None:
@@ -302,6 +354,34 @@ def test_keys_of_another_kind_are_damage_of_their_saga_alone(opened: Callable[..
     assert [one.saga_ids for one in found.damage] == [(saga,) for saga in bad] and found.records == 2
 
 
+def stored(at: Behind) -> dict[str, bytes]:
+    """Everything that is stored but the leases."""
+    return {name: at("DUMP", name) for name in at.names("*") if not name.startswith("writer")}
+
+
+@pytest.mark.parametrize("use", ["flush", "claim", "adopt"])
+@pytest.mark.parametrize("name", ["sagas", "open", "ended", "empty"])
+def test_a_shared_key_of_another_kind_is_found_before_anything_is_written(
+    opened: Callable[..., RedisLog], url: str, name: str, use: str
+) -> None:
+    log = opened()
+    begin(log, "s")
+    log.claim("new", fresh=True)
+    with behind(url) as at:
+        at("DEL", name)
+        at("SET", name, "x")
+        before = stored(at)
+        with pytest.raises(LogCorrupted, match="WRONGTYPE"):
+            if use == "flush":
+                log.append(record("new", 1, "START"))
+                log.flush(log.append(record("s", 2, "COMMITTED")))
+            elif use == "claim":
+                log.claim("another")
+            else:
+                log.adopt({"adopted": _renamed((1, 2), "adopted")})
+        assert stored(at) == before
+
+
 @contextmanager
 def replica_of(primary: Server) -> Iterator[tuple[Server, Proxy]]:
     """A replica, and what it hears the primary through."""
@@ -393,7 +473,8 @@ def test_an_owner_follows_to_a_promoted_replica_that_has_everything() -> None:
         proxy.close()
 
 
-def test_what_another_server_said_in_between_is_worth_nothing() -> None:
+@pytest.mark.parametrize("when", ["idle", "read", "flush"])
+def test_what_another_server_said_in_between_is_worth_nothing(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """A connection to a server whose place another has taken is not believed, though it still answers."""
     with server_of_its_own() as old, replica_of(old) as (new, line):
         url = fresh_prefix(old.uri)
@@ -401,14 +482,29 @@ def test_what_another_server_said_in_between_is_worth_nothing() -> None:
         proxy = Proxy(old.uri)
         log = RedisLog(proxy.address(url))
         begin(log, "s")
+        begin(log, "given back")
+        log.release("given back")
         replicate(old)
         line.go_away()
         with new.client() as client:
             client.execute_command("REPLICAOF", "NO", "ONE")
         proxy.server_port = new.port
-        log._server.connect().close()  # some thread needed one more, while another is idle that leads to the old one
+        other = RedisLog(url.replace(str(old.port), str(new.port)))
+        assert len(other.claim("given back")) == 2
+
+        def meet() -> None:
+            log._server.connect().close()  # some thread needed one more, while another has one that leads to the old
+
+        if when == "idle":
+            meet()
+        else:
+            between(monkeypatch, scripts.APPEND if when == "flush" else scripts.LOOK, before=meet)
+        if when == "read":
+            assert log.is_live("given back")
         log.flush(log.append(record("s", 2)))
         with new.client() as client:
             assert client.llen(log._address.key("records", "s")) == 2
+        assert len(log.read("s")) == 2 and log.verify().intact
         log.close()
+        other.close()
         proxy.close()

@@ -76,6 +76,7 @@ def _put_all(connection: Connection, server: Server, writer: Writer, sagas: _Ask
         arguments += [name, int(holding.fresh), holding.epoch, first, last + 1, lines.ended, len(lines.bodies)]
         arguments += lines.bodies
     answer = connection.run(APPEND, keys, arguments)
+    server.check(connection)  # else the next server would be held to what this one stored, and nobody was told of
     if not acknowledged(server, writer, answer):
         return set()
     writer.acknowledged = max(writer.acknowledged, int(answer[1]))
