@@ -130,14 +130,14 @@ def charge() -> dict[str, str]:
     return {"id": "ch_1"}
 
 
-def a_history(saga_id: str, *, ends: str) -> Lines:
+def a_history(saga_id: str, *, ends: str, grace: float = 0.0) -> Lines:
     """What the engine writes of a saga with one charge."""
     log = MemoryLog()
     steps: dict[str, Any] = {
         "semantics": ActionSemantics.COMPENSABLE,
         "compensate": undo(refund, charge_id="result.id"),
     }
-    with suppress(ZeroDivisionError), saga_scope(saga_id, name="order", log=log) as saga:
+    with suppress(ZeroDivisionError), saga_scope(saga_id, name="order", log=log, orphan_after=grace) as saga:
         saga.execute("charge", charge, **steps)
         if ends == "rolled back":
             raise ZeroDivisionError
@@ -289,6 +289,21 @@ def _copy(
         return copy_log(source, target, unfinished=True, patience=BOUND)
 
 
+def came_whole(one: Log, other: Log, name: str, given: Lines) -> None:
+    """The target has what was given and what was done here before the saga left, and nothing else of the copies."""
+    here, there = one.lines(name), other.lines(name)
+    last = record_in(name, here[-1])
+    if last.type != "MOVED":
+        assert there == here and here[: len(given)] == given
+        return
+    went, since = here[: last.data["last"]], [record_in(name, line).type for line in there[last.data["last"] :]]
+    assert went[: len(given)] == given and there[: len(went)] == went
+    # The copy that was killed may have left its claim, as any owner does. What came since is the recovery there.
+    assert [record_in(name, line).type for line in went[len(given) :]] in ([], ["CLAIM"])
+    assert since == [] if name == "waits" else (since[0], since[-1]) == ("CLAIM", "ROLLED_BACK")
+    assert not {"MOVING", "MOVED"} & set(since)
+
+
 def killed_and_made_again(source: str, target: str, given: dict[str, Lines], kill: Callable[[], object]) -> None:
     """Whatever was killed: nothing is in the hands of two, nothing forgotten; and the next copy brings the rest."""
     assert in_child(kill) == -signal.SIGKILL
@@ -305,7 +320,8 @@ def killed_and_made_again(source: str, target: str, given: dict[str, Lines], kil
         copy_log(one, other, unfinished=True, patience=BOUND)
         assert copy_log(one, other, unfinished=True).unfinished == () == one.unfinished().saga_ids
         recover(one), recover(other)
-        assert {name: other.lines(name)[: len(given[name])] for name in given} == given
+        for name in given:
+            came_whole(one, other, name, given[name])
         assert other.unfinished().saga_ids == ("waits",) and one.verify().intact and other.verify().intact
     assert len(UNDONE) == 1
 
@@ -337,6 +353,24 @@ def test_killed_on_the_side_of_another_source(fresh: Callable[[str], str], here:
     source, target = fresh(here), fresh("file")
     given = seeded(source)
     killed_and_made_again(source, target, given, lambda: _copy(source, target, on_source=POINTS[point]))
+
+
+@pytest.mark.parametrize("here", STORES)
+def test_the_claim_of_a_copy_that_was_killed_is_that_of_any_dead_owner(fresh: Callable[[str], str], here: str) -> None:
+    """It goes along, where a claim is stored at once, and the saga has no new grace from it."""
+    source, target = fresh(here), fresh("file")
+    written = (record_in("dead", line) for line in a_history("dead", ends="dead", grace=600.0))
+    given = tuple(_renamed(record, "dead", -601.0) for record in written)
+    with logs(source) as (one,):
+        one.adopt({"dead": given})
+    assert in_child(lambda: _copy(source, target, on_source=POINTS["after the claim"])) == -signal.SIGKILL
+    with logs(source, target) as (one, other):
+        stored = one.lines("dead")
+        left = [record_in("dead", line).type for line in stored[len(given) :]]
+        assert stored[: len(given)] == given and left == (["CLAIM"] if here in SERVERS else [])
+        assert copy_log(one, other, unfinished=True, patience=BOUND).moved == ("dead",)
+        assert other.lines("dead") == stored
+        assert recover(other).recovered == ("dead",) and len(UNDONE) == 1
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -558,6 +592,33 @@ def test_a_move_whose_saga_has_gone_on_is_only_noted(fresh: Callable[[str], str]
         ended = other.lines("dead")
         assert copy_log(one, other, unfinished=True).moved == OPEN
         assert other.lines("dead") == ended and recover(one).recovered == () and len(UNDONE) == 1
+
+
+def test_a_saga_that_ends_after_it_was_looked_at_is_copied_with_its_end(fresh: Callable[[str], str]) -> None:
+    source, target = fresh("file"), fresh("sqlite")
+    seeded(source)
+    with logs(source, source, target) as (one, owner, other):
+        ends = Overtaken(one, lambda: recover(owner, saga_id="dead"))
+        done = copy_log(ends, other, unfinished=True)  # pyright: ignore[reportArgumentType]
+        assert (done.copied, done.moved) == (5, ("waits",)) and not (done.refused or done.damaged)
+        assert read_saga(one, "dead").status == "ROLLED_BACK" and not one.is_live("dead")
+        assert other.lines("dead") == one.lines("dead") and len(UNDONE) == 1
+
+
+def test_a_move_that_another_copy_began_is_not_taken_back(fresh: Callable[[str], str]) -> None:
+    """The saga had arrived, and was undone and forgotten there: taken back, it would be undone again."""
+    source, target = fresh("file"), fresh("sqlite")
+    seeded(source)
+    assert in_child(lambda: _copy(source, target, on_target=Fault(on="adopt", how="crashes-after"))) == -signal.SIGKILL
+    with logs(source, target) as (one, other):
+        assert recover(other).recovered == ("dead",) and len(UNDONE) == 1
+        other.compact(keep_days=0)
+        assert other.lines("dead") == ()
+        other.adopt({"dead": a_history("dead", ends="dead")})  # another one, of the same id; UNDONE is empty again
+        done = copy_log(one, other, unfinished=True)
+        assert set(done.refused) == {"dead"} and done.moved == ("waits",)
+        assert read_saga(one, "dead").status == "MOVING" and [one.is_live(name) for name in OPEN] == [False, False]
+        assert recover(one).attention == ("dead",) and not UNDONE
 
 
 def test_an_id_that_the_target_cannot_hold_is_refused_and_the_rest_goes(fresh: Callable[[str], str]) -> None:
