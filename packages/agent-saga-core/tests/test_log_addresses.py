@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from psycopg import OperationalError
 from typer.testing import CliRunner
 
 from agent_saga_core.cli.app import app
 from agent_saga_core.errors import LogUnavailable
 from agent_saga_core.log import FileLog, open_log
+from agent_saga_core.log.nats.address import address_of as nats_address
+from agent_saga_core.log.nats.connection import Server as nats_server
 from agent_saga_core.log.open import init_log
+from agent_saga_core.log.options import flag
+from agent_saga_core.log.postgres.address import address_of as postgres_address
+from agent_saga_core.log.postgres.connection import Server as postgres_server
+from agent_saga_core.log.redis.address import address_of as redis_address
+from agent_saga_core.log.redis.connection import Server as redis_server
 
 PLACES = [
     "file:./log",
@@ -100,3 +110,28 @@ def test_a_file_log_that_is_not_there_is_said_with_the_command_that_makes_it(her
     assert said == f"there is no log at {here}/a log; check the path, or make one: agent-saga log init"
     assert init_log(url).made
     FileLog(here / "a log", create=False).close()
+
+
+@pytest.mark.parametrize(
+    ("value", "means"), [("1", True), ("True", True), ("true", True), ("0", False), ("False", False)]
+)
+def test_a_yes_or_no_is_1_or_0_or_true_or_false(value: str, means: bool) -> None:
+    assert flag({"require_sync": value}, "require_sync") is means
+    with pytest.raises(ValueError, match="is 0 or 1"):
+        flag({"require_sync": f"{value}x"}, "require_sync")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: redis_server(redis_address("redis://scott:tiger-and-lion@h")),
+        lambda: nats_server(nats_address("nats://scott:tiger-and-lion@h/log")),
+        lambda: postgres_server(postgres_address("postgresql://scott:tiger-and-lion@h/d")),
+    ],
+)
+def test_no_line_shows_a_part_of_a_password_wherever_it_is_cut(made: Callable[[], Any]) -> None:
+    server = made()
+    for before in range(280, 302):
+        line = server.line_of(OperationalError(f"{'x' * before}tiger-and-lion\nmore"))
+        assert "\n" not in line and "tig" not in line
+    server.close()

@@ -82,7 +82,8 @@ class FileLog(GroupCommitLog[SegmentBatch]):
             if meta is None:
                 if not create:
                     raise LogUnavailable(
-                        f"there is no log at {self._directory}; check the path, or make one: agent-saga log init {self.url}"
+                        f"there is no log at {self._directory}; check the path, or make one: agent-saga log init "
+                        f"{self.url}"
                     )
                 meta = _create(self._directory)
             parse_manifest(read_manifest(self._directory), self._directory, meta.log)

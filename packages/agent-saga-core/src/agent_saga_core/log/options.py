@@ -1,12 +1,12 @@
-"""What the options mean that the addresses of several stores have."""
+"""What the options mean that the addresses of several stores have, and what of an address is never shown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["flag", "result_bytes", "seconds", "unknown"]
+__all__ = ["flag", "one_line", "result_bytes", "seconds", "unknown"]
 
 # No message repeats a value: it may be a piece of a password in which a character was not quoted.
 
@@ -49,15 +49,23 @@ def seconds(own: Mapping[str, str], name: str, default: float, *, least: float) 
 
 
 def flag(own: Mapping[str, str], name: str, default: str = "0") -> bool:
-    """Yes or no.
+    """Yes or no: 1 or 0, or true or false.
 
     Raises:
         ValueError: It is neither.
     """
-    value = own.get(name, default)
-    if value not in ("0", "1"):
+    value = own.get(name, default).lower()
+    if value not in ("0", "1", "false", "true"):
         raise ValueError(f"the option {name} is 0 or 1")
-    return value == "1"
+    return value in ("1", "true")
+
+
+def one_line(said: str, secrets: Iterable[str]) -> str:
+    """What was said, on one line, without what must not be shown."""
+    line = "; ".join(part.strip() for part in said.splitlines() if part.strip())
+    for secret in secrets:
+        line = line.replace(secret, "***")
+    return line
 
 
 def result_bytes(own: Mapping[str, str]) -> int:

@@ -104,7 +104,7 @@ def check_version(found: Version, url: str, *, known: Version = SCHEMA) -> None:
     if found < known:
         raise LogUnavailable(
             f"the log {url} has schema {found}, of an older version of agent-saga; "
-            f"bring it to {known} with: agent-saga log migrate {url}"
+            f"bring it to {known} with: agent-saga log migrate {quote(url)}"
         )
 
 

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from agent_saga_core.log.nats.address import Address
+from agent_saga_core.log.options import one_line
 
 __all__ = ["Away", "Link", "Loop", "NoStream", "Refused", "connect", "line_of"]
 
@@ -162,10 +163,7 @@ class Link:
 
 def line_of(error: BaseException, address: Address) -> str:
     """What was said, on one line, without what must not be shown."""
-    line = "; ".join(part.strip() for part in str(error).splitlines() if part.strip()) or type(error).__name__
-    for secret in address.secrets:
-        line = line.replace(secret, "***")
-    return line
+    return one_line(str(error), address.secrets) or type(error).__name__
 
 
 async def connect(address: Address, discovered: tuple[str, ...]) -> Link:

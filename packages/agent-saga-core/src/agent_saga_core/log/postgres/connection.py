@@ -17,6 +17,7 @@ import psycopg
 from psycopg.abc import PQGen
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.log.options import one_line
 from agent_saga_core.log.pool import Pool
 from agent_saga_core.log.postgres.address import Address
 
@@ -150,11 +151,7 @@ class Server(Pool[Connection, psycopg.Error]):
 
     def line_of(self, error: psycopg.Error) -> str:
         """What the driver said, on one line, without what must not be shown."""
-        said = error.diag.message_primary or str(error) or type(error).__name__
-        line = "; ".join(part.strip() for part in said.splitlines() if part.strip())
-        for secret in self.address.secrets:
-            line = line.replace(secret, "***")
-        return line
+        return one_line(error.diag.message_primary or str(error) or type(error).__name__, self.address.secrets)
 
 
 def _passes(error: psycopg.Error) -> bool:

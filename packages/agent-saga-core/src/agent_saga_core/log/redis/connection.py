@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 
 from agent_saga_core.errors import LogCorrupted, LogUnavailable, SagaError
+from agent_saga_core.log.options import one_line
 from agent_saga_core.log.pool import Pool
 from agent_saga_core.log.redis.address import Address
 from agent_saga_core.log.redis.fitness import Facts, facts_of, unfit
@@ -210,11 +211,7 @@ class Server(Pool[Connection, Exception]):
 
     def line_of(self, error: Exception) -> str:
         """What the client said, on one line, without what must not be shown."""
-        said = str(error) or type(error).__name__
-        line = "; ".join(part.strip() for part in said.splitlines() if part.strip())[:300]
-        for secret in self.address.secrets:
-            line = line.replace(secret, "***")
-        return line
+        return one_line(str(error) or type(error).__name__, self.address.secrets)[:300]
 
 
 def _packed(command: Sequence[str | bytes | int]) -> bytes:

@@ -295,7 +295,10 @@ class Connections:
     def _connect(self, *, write: bool) -> _Connection:
         file = self.place.identity()
         if file is None:
-            raise LogUnavailable(f"there is no log at {self.place.path}; check the path, or create one")
+            path = self.place.path
+            raise LogUnavailable(
+                f"there is no log at {path}; check the path, or make it: agent-saga log init sqlite:///{quote(path)}"
+            )
         if self._file is not None and file != self._file:
             raise gone(self.place.path, "was replaced")
         if file in _tainted:
