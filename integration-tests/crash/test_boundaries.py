@@ -193,11 +193,8 @@ def test_killed_at_every_boundary_and_opened_again_until_it_commits(
 
 
 @pytest.mark.promise("compensate-once", "recover-anywhere", "no-false-clean", "any-thread-any-loop")
-@pytest.mark.parametrize(
-    ("store", "mode"),
-    [("file", way) for way in WAYS] + [(name, "on a loop") for name in STORES if name != "file"],
-    indirect=["store"],
-)
+@pytest.mark.parametrize("store", STORES, indirect=True)
+@pytest.mark.parametrize("mode", WAYS)
 def test_killed_at_every_boundary_in_other_ways_of_running(
     start: Start, world: Client, fresh_log: Fresh, mode: str
 ) -> None:
