@@ -292,6 +292,24 @@ def test_a_row_in_the_way_refuses_its_saga_alone(fast: Path) -> None:
     log.close()
 
 
+def test_a_database_that_is_behind_its_writer_takes_nothing_more_of_that_saga(fast: Path) -> None:
+    """An older copy was put back: nothing may follow what it lacks, as if that had never been."""
+    log = SqliteLog(fast / "log.db")
+    for saga in ("a", "b"):
+        begun(log, saga, 2)
+    raw = sqlite3.connect(fast / "log.db", isolation_level=None)
+    raw.execute("DELETE FROM record WHERE n = 3 AND saga = (SELECT seq FROM saga WHERE id = 'a')")
+    raw.execute("UPDATE saga SET next = 3 WHERE id = 'a'")
+    raw.close()
+    tickets = {saga: log.append(record(saga, 4)) for saga in ("a", "b")}
+    log.flush(tickets["b"])
+    with pytest.raises(Fenced, match="its record 4 was refused, because the log is at record 2"):
+        log.flush(tickets["a"])
+    assert [[one.n for one in log.read(saga)] for saga in ("a", "b")] == [[1, 2], [1, 2, 3, 4]]
+    assert log.verify().intact
+    log.close()
+
+
 # --- durability
 
 
@@ -347,6 +365,39 @@ def test_a_checkpoint_comes_by_itself_and_the_last_to_leave_makes_one(
     log.close()
     assert sorted(part.name for part in fast.iterdir()) == ["log.db", "log.db-locks"]
     assert SqliteLog(fast / "log.db").verify().intact
+
+
+def test_the_write_ahead_file_is_carried_over_by_the_writer_alone_and_not_before_32_mib(fast: Path) -> None:
+    log = SqliteLog(fast / "log.db")
+    connections = log._connections  # pyright: ignore[reportPrivateUsage]
+    pages: list[int] = []
+    for using in (connections.writing, connections.reading):
+        with using() as used:
+            (size,) = used.execute("PRAGMA page_size").fetchone()
+            pages += [size * used.execute("PRAGMA wal_autocheckpoint").fetchone()[0]]
+    assert pages == [32 * 2**20, 0]
+    log.close()
+
+
+def test_who_leaves_does_it_under_the_gate(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last connection that is closed makes a checkpoint, and nobody may write beside it."""
+    log = SqliteLog(fast / "log.db")
+    begun(log, "a")
+    log.read("a")
+    other = WriteGate(Place(fast / "log.db", force=True), 5.0)
+    free: list[bool] = []
+
+    def close(self: sqlite3.Connection) -> None:
+        if (fast / "log.db-wal").exists():  # there is something to carry over
+            free.append(other.try_enter())
+            other.leave()
+        sqlite3.Connection.close(self)
+
+    monkeypatch.setattr(connection._Connection, "close", close)  # pyright: ignore[reportPrivateUsage]
+    log.close()
+    assert len(free) > 1 and not any(free) and not (fast / "log.db-wal").exists()
+    assert other.try_enter()  # it has left
+    other.leave()
 
 
 # --- the files

@@ -14,12 +14,15 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
 
 from agent_saga_core.errors import LogUnavailable, SagaBusy
 from agent_saga_core.log.sqlite import SqliteLog
+from agent_saga_core.log.sqlite import connection as connection_module
+from agent_saga_core.log.sqlite import place as place_module
 from agent_saga_core.log.sqlite.place import Place, WriteGate
 from agent_saga_core.records import Record
 
@@ -449,6 +452,57 @@ def test_a_program_that_holds_the_database_is_waited_for(
     flush.join(BOUND)
     assert not flush.is_alive() and len(log.read("a")) == 1
     foreign.close()
+    log.close()
+
+
+@pytest.mark.parametrize("held", [59.0, 61.0])
+def test_a_program_that_holds_the_database_is_waited_for_a_minute(
+    path: Path, monkeypatch: pytest.MonkeyPatch, held: float
+) -> None:
+    log = SqliteLog(path)
+    log.claim("a")
+    log.flush(log.append(record("a", 1, "START")))
+    foreign = sqlite3.connect(path, isolation_level=None)
+    foreign.execute("BEGIN IMMEDIATE")
+    looks: list[float] = []
+
+    def monotonic() -> float:
+        if looks:  # it was refused once, and looks how long it has waited
+            foreign.execute("COMMIT")
+        looks.append(held if looks else 0.0)
+        return looks[-1]
+
+    ticket = log.append(record("a", 2))
+    monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=monotonic))
+    if held < 60:
+        log.flush(ticket)
+    else:
+        with pytest.raises(LogUnavailable, match="another program holds the database"):
+            log.flush(ticket)
+    monkeypatch.undo()
+    assert looks == [0.0, held] and len(log.read("a")) == (2 if held < 60 else 1)
+    foreign.close()
+    log.close()
+
+
+def test_another_writer_is_waited_for_a_minute(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SqliteLog(path)
+    log.claim("a")
+    other = WriteGate(Place(path, force=False), BOUND)
+    asked: list[float | None] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            asked.append(timeout)
+            other.leave()
+            return super().wait(BOUND)
+
+    other.enter()
+    ticket = log.append(record("a", 1, "START"))
+    monkeypatch.setattr(place_module, "threading", SimpleNamespace(Event=Event, Thread=threading.Thread))
+    log.flush(ticket)
+    monkeypatch.undo()
+    assert asked == [60.0] and len(log.read("a")) == 1
     log.close()
 
 
