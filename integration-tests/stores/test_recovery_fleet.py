@@ -394,6 +394,7 @@ def test_a_lease_that_nobody_ended_runs_out_before_the_eyes_of_two_daemons(place
     assert place.types("left").count("CLAIM") == 1
 
 
+@pytest.mark.promise("honest-store")
 @pytest.mark.parametrize("store", ["postgres", "nats", "redis"], indirect=True)
 def test_of_a_process_that_was_just_killed_nobody_says_that_it_runs(place: Place) -> None:
     died = place.start("shop.py", place.url, "die", "left=1")
