@@ -42,6 +42,10 @@ class ServedConformance(LogConformance):
     given: ClassVar[str]
     """What the environment calls a server that is not the tests' own, and that they do not restart."""
 
+    def uri_of(self, mortal: Any) -> str:
+        """The address of a server of the tests."""
+        return mortal.uri
+
     def restarted(self, mortal: Any) -> None:
         """End a server of the tests as it wants to be ended, and start it on what it has."""
         mortal.stop()
@@ -55,7 +59,7 @@ class ServedConformance(LogConformance):
     @pytest.fixture
     def uri(self, mortal_or_given: Any) -> str:
         """The address of either."""
-        return os.environ[self.given] if mortal_or_given is None else mortal_or_given.uri
+        return os.environ[self.given] if mortal_or_given is None else self.uri_of(mortal_or_given)
 
     @pytest.fixture
     def open_log_again(self, request: pytest.FixtureRequest, store: Store, url: str) -> Callable[[], Any]:
